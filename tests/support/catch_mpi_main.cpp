@@ -1,0 +1,3 @@
+// main() of the tests under mpirun.
+// SPDX-License-Identifier: Apache-2.0
+int main() { return 0; }
