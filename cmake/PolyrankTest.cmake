@@ -1,39 +1,67 @@
 # polyrank_test(name source... [LIBS lib...] [LABELS label...] [TIMEOUT seconds])
 #   one Catch2 executable without MPI, registered as `name`.
-# polyrank_mpi_test(name source... NP 1 2 3 4 [LIBS lib...] [TIMEOUT seconds])
+# polyrank_mpi_test(name source... NP 1 2 3 4 [LIBS lib...] [LABELS label...] [TIMEOUT seconds])
 #   one Catch2 executable, run under mpirun once per rank count, registered as `name.npN`.
+#   Not registered where POLYRANK_TEST_MPI is off (ThreadSanitizer would judge MPI itself).
+# polyrank_expect_test(name COMMAND command... [EXIT code|fail] [MATCH regex...] [NO_MATCH regex...]
+#                      [LABELS label...] [TIMEOUT seconds] [ENVIRONMENT NAME=value...])
+#   runs a command and judges its exit code and what it prints (tests/support/expect.sh).
+# polyrank_mpi_expect_test(name NP n COMMAND command... ...)
+#   the same under mpirun.
+# polyrank_compile_fail(name file EXPECT regex [LIBS lib...])
+#   compiling the file must fail with the sentence. With POLYRANK_FIXED defined, which takes the
+#   faulty line out, it must compile: so nothing else in the file is the reason.
 
 set(POLYRANK_MPI_FLAGS --map-by :OVERSUBSCRIBE --bind-to none CACHE STRING
     "Flags for mpirun in the tests")
 
+set(POLYRANK_TEST_MPI ON)
+if(POLYRANK_SANITIZE MATCHES "thread")
+  set(POLYRANK_TEST_MPI OFF)
+endif()
+
+# MPI's own leaks are not ours to report.
 set(polyrank_mpi_environment "OMPI_MCA_btl_vader_single_copy_mechanism=none" "OMP_NUM_THREADS=1"
-    "OPENBLAS_NUM_THREADS=1")
-execute_process(COMMAND id -u OUTPUT_VARIABLE user_id OUTPUT_STRIP_TRAILING_WHITESPACE)
-if(user_id STREQUAL "0")
+    "OPENBLAS_NUM_THREADS=1" "ASAN_OPTIONS=detect_leaks=0")
+execute_process(COMMAND id -u OUTPUT_VARIABLE polyrank_user_id OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(polyrank_user_id STREQUAL "0")
   list(APPEND polyrank_mpi_environment "OMPI_ALLOW_RUN_AS_ROOT=1" "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
 endif()
+
+# Everything that `ctest -L unit` (or `-L mpi`) runs; the sanitizer builds need only the first.
+add_custom_target(polyrank_unit_tests)
+add_custom_target(polyrank_mpi_tests)
 
 function(polyrank_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "LIBS;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
-  add_executable(${name} ${arg_UNPARSED_ARGUMENTS} $<TARGET_OBJECTS:polyrank_catch_main>)
-  target_link_libraries(${name} PRIVATE polyrank::core polyrank_test_support ${arg_LIBS})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
+  target_link_libraries(${name} PRIVATE polyrank::core polyrank_test_support polyrank_catch_main
+    ${arg_LIBS})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  add_dependencies(polyrank_unit_tests ${name})
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "unit;${arg_LABELS}"
     SKIP_RETURN_CODE 77)
 endfunction()
 
 function(polyrank_mpi_test name)
+  if(NOT POLYRANK_TEST_MPI)
+    return()
+  endif()
   cmake_parse_arguments(arg "" "TIMEOUT" "LIBS;LABELS;NP" ${ARGN})
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 60)
+    set(arg_TIMEOUT 120)
   endif()
-  add_executable(${name} ${arg_UNPARSED_ARGUMENTS} $<TARGET_OBJECTS:polyrank_catch_mpi_main>)
-  target_link_libraries(${name} PRIVATE polyrank::mpi polyrank_test_support ${arg_LIBS})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
+  target_link_libraries(${name} PRIVATE polyrank::mpi polyrank_test_support polyrank_catch_mpi_main
+    ${arg_LIBS})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  add_dependencies(polyrank_mpi_tests ${name})
+  # Three clocks, so that the first to ring is the one that explains most: the watchdog inside the
+  # program names the test case, mpirun ends all ranks, CTest only kills.
   math(EXPR ctest_timeout "${arg_TIMEOUT} + 10")
   foreach(n IN LISTS arg_NP)
     add_test(NAME ${name}.np${n} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${n}
@@ -42,4 +70,54 @@ function(polyrank_mpi_test name)
       LABELS "mpi;np${n};${arg_LABELS}" SKIP_RETURN_CODE 77
       ENVIRONMENT "${polyrank_mpi_environment};MPIEXEC_TIMEOUT=${arg_TIMEOUT}")
   endforeach()
+endfunction()
+
+function(polyrank_expect_test name)
+  cmake_parse_arguments(arg "" "EXIT;TIMEOUT" "COMMAND;MATCH;NO_MATCH;LABELS;ENVIRONMENT" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  set(judge)
+  if(DEFINED arg_EXIT)
+    list(APPEND judge --exit ${arg_EXIT})
+  endif()
+  foreach(regex IN LISTS arg_MATCH)
+    list(APPEND judge --match ${regex})
+  endforeach()
+  foreach(regex IN LISTS arg_NO_MATCH)
+    list(APPEND judge --no-match ${regex})
+  endforeach()
+  add_test(NAME ${name} COMMAND ${PROJECT_SOURCE_DIR}/tests/support/expect.sh ${judge} -- ${arg_COMMAND})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}"
+    SKIP_RETURN_CODE 77 ENVIRONMENT "${polyrank_mpi_environment};${arg_ENVIRONMENT}")
+endfunction()
+
+function(polyrank_mpi_expect_test name)
+  if(NOT POLYRANK_TEST_MPI)
+    return()
+  endif()
+  cmake_parse_arguments(arg "" "NP;EXIT;TIMEOUT" "COMMAND;MATCH;NO_MATCH;LABELS;ENVIRONMENT" ${ARGN})
+  polyrank_expect_test(${name} EXIT ${arg_EXIT} TIMEOUT ${arg_TIMEOUT} MATCH ${arg_MATCH}
+    NO_MATCH ${arg_NO_MATCH} LABELS mpi ${arg_LABELS} ENVIRONMENT ${arg_ENVIRONMENT}
+    COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${arg_NP} ${POLYRANK_MPI_FLAGS}
+      ${arg_COMMAND})
+  set_tests_properties(${name} PROPERTIES PROCESSORS ${arg_NP})
+endfunction()
+
+# The flags with which a target that links ${ARGN} compiles, as generator expressions.
+function(polyrank_compile_flags result)
+  set(flags)
+  foreach(lib IN LISTS ARGN)
+    list(APPEND flags "$<$<BOOL:$<TARGET_PROPERTY:${lib},INTERFACE_INCLUDE_DIRECTORIES>>:-I$<JOIN:$<TARGET_PROPERTY:${lib},INTERFACE_INCLUDE_DIRECTORIES>,;-I>>")
+  endforeach()
+  set(${result} -std=c++20 -pthread ${flags} PARENT_SCOPE)
+endfunction()
+
+function(polyrank_compile_fail name file)
+  cmake_parse_arguments(arg "" "EXPECT" "LIBS" ${ARGN})
+  polyrank_compile_flags(flags polyrank_mpi ${arg_LIBS})
+  add_test(NAME ${name} COMMAND ${PROJECT_SOURCE_DIR}/tests/support/compile_fail.sh
+    ${CMAKE_CURRENT_SOURCE_DIR}/${file} ${arg_EXPECT} ${CMAKE_CXX_COMPILER} ${flags}
+    -I${PROJECT_SOURCE_DIR}/tests COMMAND_EXPAND_LISTS)
+  set_tests_properties(${name} PROPERTIES TIMEOUT 120 LABELS "compile")
 endfunction()

@@ -1,9 +1,9 @@
 // main() of the tests without MPI.
 // SPDX-License-Identifier: Apache-2.0
-#if __has_include(<catch2/catch_session.hpp>)
-#include <catch2/catch_session.hpp>
-int main(int argc, char** argv) { return Catch::Session().run(argc, argv); }
-#else
-#define CATCH_CONFIG_MAIN
-#include <catch2/catch.hpp>
-#endif
+#include "support/session.hpp"
+#include "support/watchdog.hpp"
+
+int main(int argc, char** argv) {
+  const polyrank::test::watchdog watchdog("");
+  return polyrank::test::run_session({argv, argv + argc});
+}
