@@ -24,7 +24,9 @@ int number_from(const char* variable, int otherwise) {
 bool launched_by_other_mpi(int size) {
   const int ompi = number_from("OMPI_COMM_WORLD_SIZE", size);
   const int pmi = number_from("PMI_SIZE", size);
-  if (ompi == size && pmi == size) { return false; }
+  if (ompi == size && pmi == size) {
+    return false;
+  }
   if (number_from("OMPI_COMM_WORLD_RANK", number_from("PMI_RANK", 0)) == 0) {
     std::fprintf(stderr,
                  "the launcher started %d ranks, but MPI sees %d: mpirun belongs to another MPI "
@@ -62,8 +64,12 @@ void print_failures(MPI_Comm comm, int rank, int size, int verdict, const std::s
   for (int r = 1; r < size; ++r) {
     int length = rank == r && verdict != 0 ? static_cast<int>(report.size()) : 0;
     MPI_Bcast(&length, 1, MPI_INT, r, comm);
-    if (length == 0) { continue; }
-    if (rank == r) { MPI_Send(report.data(), length, MPI_CHAR, 0, 0, comm); }
+    if (length == 0) {
+      continue;
+    }
+    if (rank == r) {
+      MPI_Send(report.data(), length, MPI_CHAR, 0, 0, comm);
+    }
     if (rank == 0) {
       std::string text(static_cast<std::size_t>(length), '\0');
       MPI_Recv(text.data(), length, MPI_CHAR, r, 0, comm, MPI_STATUS_IGNORE);
@@ -73,7 +79,7 @@ void print_failures(MPI_Comm comm, int rank, int size, int verdict, const std::s
   std::fflush(stdout);
 }
 
-}  // namespace
+} // namespace
 
 int main(int argc, char** argv) {
   int provided = 0;
@@ -86,7 +92,7 @@ int main(int argc, char** argv) {
     MPI_Finalize();
     return 1;
   }
-  MPI_Comm comm = MPI_COMM_NULL;  // what a failed test leaves behind on the world stays there
+  MPI_Comm comm = MPI_COMM_NULL; // what a failed test leaves behind on the world stays there
   MPI_Comm_dup(MPI_COMM_WORLD, &comm);
 
   int verdict = 0;

@@ -21,7 +21,7 @@ namespace polyrank::test {
 /// One rank's view of an assertion.
 struct verdict {
   bool ok = false;
-  std::string values;  // the expression with its values
+  std::string values; // the expression with its values
 };
 
 /// What Catch2 made of the expression; exceptions are the caller's to turn into a verdict.
@@ -42,7 +42,9 @@ verdict evaluate(const Decomposed& expression) {
 inline std::string disagreement(MPI_Comm comm, const verdict& mine) {
   int all_ok = mine.ok ? 1 : 0;
   MPI_Allreduce(MPI_IN_PLACE, &all_ok, 1, MPI_INT, MPI_MIN, comm);
-  if (all_ok == 1) { return {}; }
+  if (all_ok == 1) {
+    return {};
+  }
   int rank = 0;
   int size = 0;
   MPI_Comm_rank(comm, &rank);
@@ -51,32 +53,35 @@ inline std::string disagreement(MPI_Comm comm, const verdict& mine) {
   for (int r = 0; r < size; ++r) {
     int length = rank == r && !mine.ok ? static_cast<int>(mine.values.size()) : -1;
     MPI_Bcast(&length, 1, MPI_INT, r, comm);
-    if (length < 0) { continue; }
-    std::string values = rank == r ? mine.values : std::string(static_cast<std::size_t>(length), ' ');
+    if (length < 0) {
+      continue;
+    }
+    std::string values =
+        rank == r ? mine.values : std::string(static_cast<std::size_t>(length), ' ');
     MPI_Bcast(values.data(), length, MPI_CHAR, r, comm);
     text += "\n  rank " + std::to_string(r) + " of " + std::to_string(size) + ": " + values;
   }
   return text;
 }
 
-}  // namespace polyrank::test
+} // namespace polyrank::test
 
-#define POLYRANK_MPI_ASSERT(fail, name, comm, ...)                                             \
-  do {                                                                                         \
-    ::polyrank::test::verdict polyrank_verdict;                                                \
-    try {                                                                                      \
-      polyrank_verdict = ::polyrank::test::evaluate(Catch::Decomposer() <= __VA_ARGS__);       \
-    } catch (const std::exception& polyrank_e) {                                               \
-      polyrank_verdict = {false, std::string("exception: ") + polyrank_e.what()};              \
-    } catch (...) {                                                                            \
-      polyrank_verdict = {false, "unknown exception"};                                         \
-    }                                                                                          \
-    const std::string polyrank_text = ::polyrank::test::disagreement(comm, polyrank_verdict);  \
-    if (polyrank_text.empty()) {                                                               \
-      SUCCEED();                                                                               \
-    } else {                                                                                   \
-      fail(name "( " #__VA_ARGS__ " ) " << polyrank_text);                                     \
-    }                                                                                          \
+#define POLYRANK_MPI_ASSERT(fail, name, comm, ...)                                                 \
+  do {                                                                                             \
+    ::polyrank::test::verdict polyrank_verdict;                                                    \
+    try {                                                                                          \
+      polyrank_verdict = ::polyrank::test::evaluate(Catch::Decomposer() <= __VA_ARGS__);           \
+    } catch (const std::exception& polyrank_e) {                                                   \
+      polyrank_verdict = {false, std::string("exception: ") + polyrank_e.what()};                  \
+    } catch (...) {                                                                                \
+      polyrank_verdict = {false, "unknown exception"};                                             \
+    }                                                                                              \
+    const std::string polyrank_text = ::polyrank::test::disagreement(comm, polyrank_verdict);      \
+    if (polyrank_text.empty()) {                                                                   \
+      SUCCEED();                                                                                   \
+    } else {                                                                                       \
+      fail(name "( " #__VA_ARGS__ " ) " << polyrank_text);                                         \
+    }                                                                                              \
   } while (false)
 
 /// Ends the test case on every rank of `comm` where the expression is false, or throws, on any.

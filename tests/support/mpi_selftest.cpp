@@ -12,7 +12,7 @@ int rank_of(MPI_Comm comm) {
   MPI_Comm_rank(comm, &rank);
   return rank;
 }
-}  // namespace
+} // namespace
 
 TEST_CASE("all ranks agree", "[.][agree]") {
   int sum = 1;
@@ -38,19 +38,25 @@ TEST_CASE("one rank's verdict fails all", "[.][verdict]") {
 
 TEST_CASE("an exception counts as a failed verdict", "[.][exception]") {
   const auto value = [] {
-    if (rank_of(MPI_COMM_WORLD) == 1) { throw std::runtime_error("no value here"); }
+    if (rank_of(MPI_COMM_WORLD) == 1) {
+      throw std::runtime_error("no value here");
+    }
     return 3;
   };
   MPI_REQUIRE(MPI_COMM_WORLD, value() == 3);
 }
 
 TEST_CASE("one rank never comes", "[.][hang]") {
-  if (rank_of(MPI_COMM_WORLD) == 1) { std::this_thread::sleep_for(std::chrono::minutes(5)); }
+  if (rank_of(MPI_COMM_WORLD) == 1) {
+    std::this_thread::sleep_for(std::chrono::minutes(5));
+  }
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
 TEST_CASE("one rank dies", "[.][abort]") {
-  if (rank_of(MPI_COMM_WORLD) == 1) { std::abort(); }
+  if (rank_of(MPI_COMM_WORLD) == 1) {
+    std::abort();
+  }
   MPI_Barrier(MPI_COMM_WORLD);
 }
 

@@ -1,9 +1,9 @@
 // The part of the test main that needs all of Catch2 (slow to compile, so it is compiled once).
 // SPDX-License-Identifier: Apache-2.0
 #if __has_include(<catch2/catch_session.hpp>)
+#include <catch2/catch_assertion_result.hpp>
 #include <catch2/catch_session.hpp>
 #include <catch2/catch_test_case_info.hpp>
-#include <catch2/catch_assertion_result.hpp>
 #include <catch2/reporters/catch_reporter_event_listener.hpp>
 #include <catch2/reporters/catch_reporter_registrars.hpp>
 using listener_base = Catch::EventListenerBase;
@@ -52,13 +52,19 @@ class running_test : public listener_base {
 };
 CATCH_REGISTER_LISTENER(running_test)
 
-}  // namespace
+} // namespace
 
 int polyrank::test::run_session(std::vector<std::string> arguments) {
   bool ordered = false;
-  for (const auto& a : arguments) { ordered = ordered || a.rfind("--order", 0) == 0; }
-  if (!ordered) { arguments.insert(arguments.end(), {"--order", "decl"}); }
+  for (const auto& a : arguments) {
+    ordered = ordered || a.rfind("--order", 0) == 0;
+  }
+  if (!ordered) {
+    arguments.insert(arguments.end(), {"--order", "decl"});
+  }
   std::vector<const char*> argv;
-  for (const auto& a : arguments) { argv.push_back(a.c_str()); }
+  for (const auto& a : arguments) {
+    argv.push_back(a.c_str());
+  }
   return Catch::Session().run(static_cast<int>(argv.size()), argv.data()) == 0 ? 0 : 1;
 }

@@ -12,4 +12,4 @@ namespace polyrank::test {
 /// @returns 0 when all passed, else 1.
 int run_session(std::vector<std::string> arguments);
 
-}  // namespace polyrank::test
+} // namespace polyrank::test

@@ -34,8 +34,10 @@ std::chrono::duration<double> deadline() {
 void print(const std::string& text) {
   const std::string who = shared.who.empty() ? "" : "=== " + shared.who + " ===\n";
   std::string all = who + text + "\n  in: " + shared.running + "\n";
-  if (shared.more_text) { all += shared.more_text(); }
-  std::fputs(all.c_str(), stderr);  // one call, so that lines of two ranks do not mix
+  if (shared.more_text) {
+    all += shared.more_text();
+  }
+  std::fputs(all.c_str(), stderr); // one call, so that lines of two ranks do not mix
   std::fflush(stderr);
 }
 
@@ -44,7 +46,9 @@ void watch(std::chrono::duration<double> limit) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     std::lock_guard lock(shared.mutex);
     const std::chrono::duration<double> running = clock::now() - shared.since;
-    if (running < limit) { continue; }
+    if (running < limit) {
+      continue;
+    }
     char text[96];
     std::snprintf(text, sizeof text, "watchdog: no end after %.0f s", running.count());
     print(text);
@@ -53,7 +57,7 @@ void watch(std::chrono::duration<double> limit) {
   }
 }
 
-}  // namespace
+} // namespace
 
 watchdog::watchdog(std::string who, std::function<std::string()> more_text) {
   shared.who = std::move(who);
@@ -78,4 +82,4 @@ void watchdog::report(const std::string& text) {
   print(text);
 }
 
-}  // namespace polyrank::test
+} // namespace polyrank::test

@@ -30,4 +30,4 @@ class watchdog {
   std::thread thread_;
 };
 
-}  // namespace polyrank::test
+} // namespace polyrank::test
