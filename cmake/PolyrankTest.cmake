@@ -11,6 +11,8 @@
 # polyrank_compile_fail(name file EXPECT regex [LIBS lib...])
 #   compiling the file must fail with the sentence. With POLYRANK_FIXED defined, which takes the
 #   faulty line out, it must compile: so nothing else in the file is the reason.
+# polyrank_build_test(name target)
+#   building the target (EXCLUDE_FROM_ALL) must succeed.
 
 set(POLYRANK_MPI_FLAGS --map-by :OVERSUBSCRIBE --bind-to none CACHE STRING
     "Flags for mpirun in the tests")
@@ -31,6 +33,7 @@ endif()
 # Everything that `ctest -L unit` (or `-L mpi`) runs; the sanitizer builds need only the first.
 add_custom_target(polyrank_unit_tests)
 add_custom_target(polyrank_mpi_tests)
+add_custom_target(polyrank_build_tests)
 
 function(polyrank_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "LIBS;LABELS" ${ARGN})
@@ -120,4 +123,12 @@ function(polyrank_compile_fail name file)
     ${CMAKE_CURRENT_SOURCE_DIR}/${file} ${arg_EXPECT} ${CMAKE_CXX_COMPILER} ${flags}
     -I${PROJECT_SOURCE_DIR}/tests COMMAND_EXPAND_LISTS)
   set_tests_properties(${name} PROPERTIES TIMEOUT 120 LABELS "compile")
+endfunction()
+
+function(polyrank_build_test name target)
+  add_test(NAME ${name}
+    COMMAND ${CMAKE_COMMAND} --build ${PROJECT_BINARY_DIR} --target ${target} --config $<CONFIG>)
+  # One build at a time in a build tree; what was built before (polyrank_build_tests) costs nothing.
+  set_tests_properties(${name} PROPERTIES TIMEOUT 900 LABELS "compile" RESOURCE_LOCK build_tree)
+  add_dependencies(polyrank_build_tests ${target})
 endfunction()

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+static_assert(sizeof(char) == 2, "the sentence");
+#ifdef POLYRANK_FIXED
+#endif
