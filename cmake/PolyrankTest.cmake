@@ -14,6 +14,12 @@
 # polyrank_build_test(name target)
 #   building the target (EXCLUDE_FROM_ALL) must succeed.
 
+find_package(Catch2 QUIET)
+if(NOT Catch2_FOUND)
+  message(FATAL_ERROR "The tests need Catch2 2.13 or 3: apt install catch2 "
+    "(or set POLYRANK_BUILD_TESTS=OFF)")
+endif()
+
 set(POLYRANK_MPI_FLAGS --map-by :OVERSUBSCRIBE --bind-to none CACHE STRING
     "Flags for mpirun in the tests")
 

@@ -1,0 +1,35 @@
+# The install tree. Component `headers`: the headers, a CMake package, a pkg-config file. Programs
+# are installed by the folders of examples/ that build them.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/polyrank DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT headers
+  FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh")
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/polyrank
+  COMPONENT headers)
+
+# One export file for each component, so that the config loads only what is asked for.
+set(package_dir ${CMAKE_INSTALL_DATADIR}/cmake/polyrank)
+foreach(component IN LISTS polyrank_components)
+  install(TARGETS polyrank_${component} EXPORT polyrank-${component})
+  install(EXPORT polyrank-${component} NAMESPACE polyrank:: DESTINATION ${package_dir}
+    COMPONENT headers)
+endforeach()
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/polyrankConfig.cmake.in
+  ${PROJECT_BINARY_DIR}/polyrankConfig.cmake INSTALL_DESTINATION ${package_dir}
+  NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/polyrankConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
+install(FILES ${PROJECT_BINARY_DIR}/polyrankConfig.cmake
+  ${PROJECT_BINARY_DIR}/polyrankConfigVersion.cmake DESTINATION ${package_dir}
+  COMPONENT headers)
+
+# The prefix is relative to the .pc file, so the tree can be moved.
+file(RELATIVE_PATH pc_to_prefix /${CMAKE_INSTALL_DATADIR}/pkgconfig /)
+set(pc_requires "")
+if(TARGET polyrank_mpi)
+  set(pc_requires "mpi-cxx")
+endif()
+configure_file(${CMAKE_CURRENT_LIST_DIR}/polyrank.pc.in ${PROJECT_BINARY_DIR}/polyrank.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/polyrank.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig
+  COMPONENT headers)

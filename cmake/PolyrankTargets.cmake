@@ -1,0 +1,28 @@
+# The libraries. Each needs only what it names: polyrank::core builds where there is no MPI.
+# GLOBAL: a project that takes us by add_subdirectory links the targets from its own folders.
+
+# polyrank::core: std and threads.
+find_package(Threads REQUIRED GLOBAL)
+add_library(polyrank_core INTERFACE)
+add_library(polyrank::core ALIAS polyrank_core)
+set_target_properties(polyrank_core PROPERTIES EXPORT_NAME core)
+target_compile_features(polyrank_core INTERFACE cxx_std_20)
+target_include_directories(polyrank_core INTERFACE
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
+target_link_libraries(polyrank_core INTERFACE Threads::Threads)
+set(polyrank_components core)
+
+# polyrank::mpi: the host backend, with MPI beneath it.
+if(POLYRANK_MPI)
+  find_package(MPI 3.1 QUIET GLOBAL COMPONENTS CXX)
+  if(MPI_CXX_FOUND)
+    add_library(polyrank_mpi INTERFACE)
+    add_library(polyrank::mpi ALIAS polyrank_mpi)
+    set_target_properties(polyrank_mpi PROPERTIES EXPORT_NAME mpi)
+    target_link_libraries(polyrank_mpi INTERFACE polyrank_core MPI::MPI_CXX)
+    list(APPEND polyrank_components mpi)
+  elseif(NOT POLYRANK_MPI STREQUAL "AUTO")
+    message(FATAL_ERROR "POLYRANK_MPI=${POLYRANK_MPI}, but there is no MPI 3.1 or later: "
+      "apt install libopenmpi-dev openmpi-bin")
+  endif()
+endif()
