@@ -9,8 +9,9 @@
 //     add(mul(0.5f, x), x).store(p);
 //
 // nvcc takes no vectors in functions that are also device code, so translation units that it
-// compiles see float in place of pack: the same bits, more slowly. SPDX-License-Identifier:
-// Apache-2.0
+// compiles see float in place of pack: the same bits, more slowly.
+//
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <polyrank/core/ieee.hpp>
