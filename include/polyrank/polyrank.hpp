@@ -12,6 +12,7 @@
 #include <polyrank/core/hash.hpp>
 #include <polyrank/core/partition.hpp>
 #include <polyrank/core/version.hpp>
+#include <polyrank/data_parallel/grad_sync.hpp>
 #include <polyrank/hang/flight_recorder.hpp>
 #include <polyrank/host/communicator.hpp>
 #include <polyrank/host/loopback.hpp>

@@ -31,6 +31,7 @@ struct backend {
   template <element T> static void copy(std::span<const T>, std::span<T>, stream&);
   template <element T> static void add(std::span<const T>, std::span<const T>, std::span<T>, stream&);
   template <element T> static void scale(std::span<T>, float, stream&);
+  template <element T> static void hash(std::span<const T>, std::uint64_t&, stream&);
 };
 
 struct control_channel {

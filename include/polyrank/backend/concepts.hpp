@@ -49,11 +49,12 @@ concept stream_of = requires(S& s, const E& e) {
 /// Element-wise work that algorithms enqueue themselves.
 template <class B, class T>
 concept element_operations =
-    requires(std::span<const T> a, std::span<T> out, float factor, typename B::stream& s) {
+    requires(std::span<const T> a, std::span<T> out, float factor, std::uint64_t& hash, typename B::stream& s) {
       B::fill(out, T{}, s);
       B::copy(a, out, s);
       B::add(a, a, out, s); // out = a + b; out may be a or b
       B::scale(out, factor, s);
+      B::hash(a, hash, s); // equal data, equal hash, on one backend; host memory, valid after synchronize
     };
 
 /// Memory and streams of one kind of device.

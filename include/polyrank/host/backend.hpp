@@ -4,6 +4,7 @@
 
 #include <polyrank/backend/concepts.hpp>
 #include <polyrank/core/error.hpp>
+#include <polyrank/core/hash.hpp>
 #include <polyrank/host/reduce.hpp>
 #include <polyrank/host/stream.hpp>
 
@@ -62,6 +63,12 @@ struct backend {
     s.enqueue([out, factor] {
       for (T& x : out) x = static_cast<T>(static_cast<float>(x) * factor);
     });
+  }
+
+  /// out = hash of the bytes; `out` is in host memory and valid once the stream got there.
+  template <element T>
+  static void hash(std::span<const T> in, std::uint64_t& out, stream& s) {
+    s.enqueue([in, to = &out] { *to = hash_bytes(in.data(), in.size_bytes()); });
   }
 };
 

@@ -37,8 +37,8 @@ namespace polyrank::host {
 /// Messages of one link between two ranks arrive in order.
 class link {
  public:
-  link(MPI_Comm comm, int tag, std::vector<int> members, int rank)
-      : comm_(comm), tag_(tag), members_(std::move(members)), rank_(rank) {}
+  link(MPI_Comm comm, int tag, std::vector<int> members, int rank, std::atomic<std::uint64_t>& bytes_sent)
+      : comm_(comm), tag_(tag), members_(std::move(members)), rank_(rank), bytes_sent_(&bytes_sent) {}
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
@@ -49,6 +49,7 @@ class link {
   [[nodiscard]] MPI_Request send(int peer, const std::byte* data, std::size_t bytes) const {
     MPI_Request r = MPI_REQUEST_NULL;
     detail::check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, member(peer), tag_, comm_, &r), "MPI_Isend");
+    bytes_sent_->fetch_add(bytes, std::memory_order_relaxed);
     return r;
   }
   [[nodiscard]] MPI_Request receive(int peer, std::byte* data, std::size_t bytes) const {
@@ -84,6 +85,7 @@ class link {
   int tag_;
   std::vector<int> members_;
   int rank_;
+  std::atomic<std::uint64_t>* bytes_sent_;
 };
 
 /// An operation in progress.
@@ -139,12 +141,12 @@ class progress_engine {
 
   /// A link over the group `members` (ranks of this engine) for context `context`; kind 0 or 1 gives
   /// two independent channels of one context.
-  [[nodiscard]] link make_link(std::vector<int> members, std::uint32_t context, int kind) const {
+  [[nodiscard]] link make_link(std::vector<int> members, std::uint32_t context, int kind) {
     int rank = -1;
     for (std::size_t i = 0; i < members.size(); ++i)
       if (members[i] == rank_) rank = static_cast<int>(i);
     expects(context < max_contexts, "too many communicators: ", context, " exist, ", max_contexts, " are possible");
-    return {comm_, 1 + static_cast<int>(context) * 2 + kind, std::move(members), rank};
+    return {comm_, 1 + static_cast<int>(context) * 2 + kind, std::move(members), rank, bytes_sent_};
   }
   /// All ranks, in order.
   [[nodiscard]] std::vector<int> everyone() const {
@@ -152,6 +154,9 @@ class progress_engine {
     for (int r = 0; r < size_; ++r) all[static_cast<std::size_t>(r)] = r;
     return all;
   }
+
+  /// Bytes that this rank has sent, of all communicators, agreement at start-up included.
+  [[nodiscard]] std::uint64_t bytes_sent() const noexcept { return bytes_sent_.load(std::memory_order_relaxed); }
 
   /// Context numbers that this process has given out; the next free one of a group is the maximum
   /// over its ranks.
@@ -325,6 +330,7 @@ class progress_engine {
   mode mode_;
   std::size_t max_message_;
   int rank_ = 0, size_ = 1;
+  std::atomic<std::uint64_t> bytes_sent_{0};
   detail::work_queue queue_;
   std::vector<task*> active_; // engine thread only
   std::atomic<bool> stopping_{false};
