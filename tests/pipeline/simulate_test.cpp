@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/catch.hpp"
+
+#include <polyrank/pipeline/generators.hpp>
+#include <polyrank/pipeline/simulate.hpp>
+#include <polyrank/pipeline/validate.hpp>
+
+#include <array>
+#include <cmath>
+#include <vector>
+
+using namespace polyrank;
+using namespace polyrank::pipeline;
+
+namespace {
+
+report golden_report(schedule s) {
+  const table t = generate(s, 4, 8);
+  return simulate(t, even_costs(t.shape, 1, 1, 1, 0));
+}
+
+struct golden_numbers {
+  schedule name;
+  double makespan;
+  std::array<double, 4> bubble;
+  std::array<double, 4> peak; // in chunks: halves of a rank's microbatch where v = 2
+};
+
+} // namespace
+
+TEST_CASE("makespan, bubble and peak of 4 ranks and 8 microbatches", "[simulate]") {
+  const std::vector<golden_numbers> all = {
+      {schedule::gpipe, 33, {9, 6, 3, 0}, {8, 8, 8, 8}},
+      {schedule::one_f_one_b, 33, {9, 6, 3, 0}, {4, 3, 2, 1}},
+      {schedule::interleaved, 28.5, {4.5, 3, 1.5, 0}, {11, 9, 7, 5}},
+      {schedule::bfs, 28.5, {4.5, 3, 1.5, 0}, {16, 16, 16, 16}},
+      {schedule::zb_h1, 27, {3, 2, 1, 0}, {4, 3.5, 3, 2.5}},
+      {schedule::zb_h2, 27, {0, 0, 0, 0}, {7, 6, 5, 4}},
+      {schedule::zb_v, 25.5, {0, 0, 0, 0}, {8, 8, 8, 8}},
+      {schedule::dualpipe_v, 27, {3, 2.5, 2, 1.5}, {9, 9, 9, 9}},
+  };
+  for (const golden_numbers& g : all) {
+    INFO(traits_of(g.name).name);
+    const report r = golden_report(g.name);
+    CHECK(r.makespan == Approx(g.makespan));
+    for (std::size_t rank = 0; rank < 4; ++rank) {
+      INFO("rank " << rank);
+      CHECK(r.ranks[rank].span_bubble() == Approx(g.bubble[rank]).margin(1e-9));
+      CHECK(r.ranks[rank].peak_activation * static_cast<double>(r.shape.chunks) ==
+            Approx(g.peak[rank]));
+      CHECK(r.ranks[rank].exposed == 0);
+    }
+  }
+}
+
+TEST_CASE("V-Half and V-Min: published bubbles and peaks at 8 ranks", "[simulate]") {
+  for (auto [name, span, peak] :
+       {std::tuple{schedule::v_half, 8.5, 5.0}, std::tuple{schedule::v_min, 13.5, 4.0}}) {
+    const table t = generate(name, 8, 32);
+    const report r = simulate(t, even_costs(t.shape, 1, 1, 1, 0));
+    INFO(traits_of(name).name);
+    double bubble = 0;
+    for (const rank_report& rank : r.ranks) bubble = std::max(bubble, rank.span_bubble());
+    CHECK(bubble == Approx(span));
+    CHECK(r.peak_memory() == Approx(peak));
+  }
+}
+
+TEST_CASE("bubble rates of the zero-bubble paper's profiled models", "[simulate]") {
+  struct model {
+    std::size_t p, m;
+    double f, b, w, c;
+    std::array<double, 5> rate; // 1F1B, interleaved v = 3, ZB-H1, ZB-H2, ZB-V
+  };
+  const std::vector<model> models = {
+      {8, 24, 18.522, 18.086, 9.337, .601, {.2431, .1090, .1585, .1083, .0728}},
+      {8, 24, 29.718, 29.444, 19.927, .527, {.2347, .0991, .1323, .0698, .0446}},
+      {16, 48, 11.347, 11.248, 8.132, .377, {.2552, .1136, .1397, .0672, .0518}},
+      {32, 96, 10.419, 10.207, 7.715, .408, {.2646, .1198, .1421, .0641, .0541}},
+      {32, 256, 10.419, 10.207, 7.715, .408, {.1322, .0486, .0585, .0250, .0210}},
+  };
+  const std::array<std::pair<schedule, std::size_t>, 5> columns = {{{schedule::one_f_one_b, 1},
+                                                                    {schedule::interleaved, 3},
+                                                                    {schedule::zb_h1, 1},
+                                                                    {schedule::zb_h2, 1},
+                                                                    {schedule::zb_v, 2}}};
+  for (const model& x : models)
+    for (std::size_t i = 0; i < columns.size(); ++i) {
+      const table t = generate(columns[i].first, x.p, x.m, columns[i].second);
+      const report r = simulate(t, even_costs(t.shape, x.f, x.b, x.w, x.c));
+      INFO(traits_of(columns[i].first).name << " p=" << x.p << " m=" << x.m);
+      CHECK(std::abs(r.bubble_rate(r.span()) - x.rate[i]) <= 1e-4);
+    }
+}
