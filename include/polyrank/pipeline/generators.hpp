@@ -7,6 +7,7 @@
 #pragma once
 
 #include <polyrank/pipeline/generators_basic.hpp>
+#include <polyrank/pipeline/generators_controllable.hpp>
 #include <polyrank/pipeline/generators_vee.hpp>
 #include <polyrank/pipeline/generators_zero_bubble.hpp>
 #include <polyrank/pipeline/table.hpp>
@@ -138,6 +139,14 @@ constexpr void emit(schedule s, const shape& at, std::size_t rank, Sink&& sink) 
                                                               : 2;
   t.actions.reserve(per_cell * at.stages() * at.microbatches);
   t.row.reserve(at.ranks + 1);
+  if (s == schedule::v_half) { // whose ranks are made together
+    const std::size_t each = per_cell * at.chunks * at.microbatches;
+    for (std::size_t r = 0; r < at.ranks; ++r) t.row.push_back((r + 1) * each);
+    std::vector<std::size_t> next(t.row.begin(), t.row.end() - 1);
+    t.actions.resize(at.ranks * each);
+    v_half_all(at, [&](std::size_t r, const action& a) { t.actions[next[r]++] = a; });
+    return t;
+  }
   for (std::size_t r = 0; r < at.ranks; ++r) {
     emit(s, at, r, [&](const action& a) { t.actions.push_back(a); });
     t.row.push_back(t.actions.size());

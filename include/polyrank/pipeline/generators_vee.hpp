@@ -2,8 +2,6 @@
 // where it started and memory is the same on all ranks. Two chunks per rank.
 //
 //     zb_v         no bubble at 1F1B's memory          arXiv:2401.10241
-//     v_half       half of 1F1B's memory               arXiv:2405.15362 (controllable memory)
-//     v_min        a third of 1F1B's memory            arXiv:2405.15362
 //     dualpipe_v   pairs a forward with a backward     DeepSeek DualPipe, its "cut in half" form
 //
 // ZB-V and DualPipeV are defined for m >= 2p-1 and m >= 2p; below that the schedule is generated
@@ -89,70 +87,6 @@ constexpr void zb_v(const shape& s, std::size_t rank, Sink&& sink) {
   for (std::size_t i = 0; i < p - rank; ++i) w.input(0), w.weight(0);
   while (w.weights(1) < m) w.weight(1);
   while (w.weights(0) < m) w.weight(0);
-}
-
-namespace detail {
-
-/// A building block repeated every six slots: F, f, i, I of microbatch k start at start[.] + 6 k;
-/// W and w go, oldest first, where the pattern leaves a slot free.
-template <class Sink>
-constexpr void repeat_block(const shape& s, std::size_t rank, std::array<std::size_t, 4> start,
-                            Sink& sink) {
-  constexpr std::size_t period = 6;
-  const std::size_t m = s.microbatches;
-  const std::size_t last = *std::max_element(start.begin(), start.end()) + period * m;
-  vee_writer w(s, rank, sink);
-  const auto weight = [&](std::size_t now) { // the older of the two chunks' next W
-    const std::size_t down = start[3] + period * w.weights(0),
-                      up = start[2] + period * w.weights(1);
-    const bool has_down = w.weights(0) < m && down < now, has_up = w.weights(1) < m && up < now;
-    if (has_down && (!has_up || down < up)) return w.weight(0), true;
-    if (has_up) return w.weight(1), true;
-    return false;
-  };
-  for (std::size_t t = 0; t < last; ++t) {
-    std::size_t op = 0;
-    while (op < 4 &&
-           (t < start[op] || (t - start[op]) % period != 0 || (t - start[op]) / period >= m))
-      ++op;
-    switch (op) {
-    case 0:
-      w.forward(0);
-      break;
-    case 1:
-      w.forward(1);
-      break;
-    case 2:
-      w.input(1);
-      break;
-    case 3:
-      w.input(0);
-      break;
-    default:
-      weight(t);
-    }
-  }
-  while (weight(last)) {
-  }
-}
-
-} // namespace detail
-
-/// Half of 1F1B's activation memory, about half of its bubble.
-template <class Sink>
-constexpr void v_half(const shape& s, std::size_t rank, Sink&& sink) {
-  const std::size_t p = s.ranks, gap = p % 2 == 0 ? 3 : 0;
-  detail::repeat_block(
-      s, rank, {2 * rank, 3 * p - rank - 2, 3 * p + gap + 2 * rank - 1, 6 * p + gap - rank - 2},
-      sink);
-}
-
-/// A third of 1F1B's activation memory, about two thirds of its bubble.
-template <class Sink>
-constexpr void v_min(const shape& s, std::size_t rank, Sink&& sink) {
-  const std::size_t p = s.ranks, gap = p % 3 == 0 ? 2 : 0;
-  detail::repeat_block(s, rank,
-                       {rank, 2 * p - rank - 1, 2 * p + gap + rank, 4 * p + gap - rank - 1}, sink);
 }
 
 /// DualPipeV: most forwards run joined with a backward of the other chunk, so that the all-to-all
