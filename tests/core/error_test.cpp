@@ -16,7 +16,8 @@ TEST_CASE("an error keeps where it was made", "[error]") {
 }
 
 TEST_CASE("texts are built from strings, numbers and booleans", "[error]") {
-  REQUIRE(detail::cat("rank ", 3, " of ", std::size_t{4}, ' ', true, ' ', 0.5) == "rank 3 of 4 true 0.5");
+  REQUIRE(detail::cat("rank ", 3, " of ", std::size_t{4}, ' ', true, ' ', 0.5) ==
+          "rank 3 of 4 true 0.5");
   REQUIRE_THROWS_WITH(expects(false, "size ", 7), "size 7");
   REQUIRE_NOTHROW(expects(true, "unused"));
 }

@@ -1,5 +1,5 @@
-// The smallest types that satisfy the concepts of the seam: a check that the concepts ask for no more
-// than they say, and a starting point for a backend of one's own. Nothing here runs.
+// The smallest types that satisfy the concepts of the seam: a check that the concepts ask for no
+// more than they say, and a starting point for a backend of one's own. Nothing here runs.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -27,11 +27,16 @@ struct backend {
   static constexpr bool on_device = true;
   static std::pmr::memory_resource& memory();
 
-  template <element T> static void fill(std::span<T>, T, stream&);
-  template <element T> static void copy(std::span<const T>, std::span<T>, stream&);
-  template <element T> static void add(std::span<const T>, std::span<const T>, std::span<T>, stream&);
-  template <element T> static void scale(std::span<T>, float, stream&);
-  template <element T> static void hash(std::span<const T>, std::uint64_t&, stream&);
+  template <element T>
+  static void fill(std::span<T>, T, stream&);
+  template <element T>
+  static void copy(std::span<const T>, std::span<T>, stream&);
+  template <element T>
+  static void add(std::span<const T>, std::span<const T>, std::span<T>, stream&);
+  template <element T>
+  static void scale(std::span<T>, float, stream&);
+  template <element T>
+  static void hash(std::span<const T>, std::uint64_t&, stream&);
 };
 
 struct control_channel {
@@ -52,12 +57,18 @@ struct bare_communicator {
 };
 
 struct communicator : bare_communicator {
-  template <element T> void all_reduce(std::span<const T>, std::span<T>, reduce_op, on<stream>);
-  template <element T> void reduce_scatter(std::span<const T>, std::span<T>, reduce_op, on<stream>);
-  template <element T> void all_gather(std::span<const T>, std::span<T>, on<stream>);
-  template <element T> void all_to_all(std::span<const T>, std::span<T>, on<stream>);
-  template <element T> void broadcast(std::span<T>, int, on<stream>);
-  template <element T> void exchange(std::span<const transfer<T>>, on<stream>);
+  template <element T>
+  void all_reduce(std::span<const T>, std::span<T>, reduce_op, on<stream>);
+  template <element T>
+  void reduce_scatter(std::span<const T>, std::span<T>, reduce_op, on<stream>);
+  template <element T>
+  void all_gather(std::span<const T>, std::span<T>, on<stream>);
+  template <element T>
+  void all_to_all(std::span<const T>, std::span<T>, on<stream>);
+  template <element T>
+  void broadcast(std::span<T>, int, on<stream>);
+  template <element T>
+  void exchange(std::span<const transfer<T>>, on<stream>);
   communicator split(int, int);
   void abort(std::string_view) noexcept;
   void check();

@@ -31,7 +31,8 @@
 
 namespace polyrank {
 
-/// A point in the work of a stream. Recording again moves it; waiting on one never recorded is free.
+/// A point in the work of a stream. Recording again moves it; waiting on one never recorded is
+/// free.
 template <class E, class S>
 concept event_of = std::default_initializable<E> && std::movable<E> && requires(E& e, S& s) {
   e.record(s);
@@ -48,24 +49,27 @@ concept stream_of = requires(S& s, const E& e) {
 
 /// Element-wise work that algorithms enqueue themselves.
 template <class B, class T>
-concept element_operations =
-    requires(std::span<const T> a, std::span<T> out, float factor, std::uint64_t& hash, typename B::stream& s) {
-      B::fill(out, T{}, s);
-      B::copy(a, out, s);
-      B::add(a, a, out, s); // out = a + b; out may be a or b
-      B::scale(out, factor, s);
-      B::hash(a, hash, s); // equal data, equal hash, on one backend; host memory, valid after synchronize
-    };
+concept element_operations = requires(std::span<const T> a, std::span<T> out, float factor,
+                                      std::uint64_t& hash, typename B::stream& s) {
+  B::fill(out, T{}, s);
+  B::copy(a, out, s);
+  B::add(a, a, out, s); // out = a + b; out may be a or b
+  B::scale(out, factor, s);
+  B::hash(a, hash,
+          s); // equal data, equal hash, on one backend; host memory, valid after synchronize
+};
 
 /// Memory and streams of one kind of device.
 template <class B>
-concept backend = requires {
-  typename B::stream;
-  typename B::event;
-  { B::name } -> std::convertible_to<std::string_view>;
-  { B::on_device } -> std::convertible_to<bool>; // true where the host cannot read the memory
-  { B::memory() } -> std::same_as<std::pmr::memory_resource&>;
-} && event_of<typename B::event, typename B::stream> && stream_of<typename B::stream, typename B::event>;
+concept backend =
+    requires {
+      typename B::stream;
+      typename B::event;
+      { B::name } -> std::convertible_to<std::string_view>;
+      { B::on_device } -> std::convertible_to<bool>; // true where the host cannot read the memory
+      { B::memory() } -> std::same_as<std::pmr::memory_resource&>;
+    } && event_of<typename B::event, typename B::stream> &&
+    stream_of<typename B::stream, typename B::event>;
 
 /// Out-of-band agreement between the ranks at start-up: small, blocking, with deadlines.
 /// Each call is @collective.
@@ -90,8 +94,8 @@ concept communicator = backend<typename C::backend> && requires(C& c) {
 
 template <class C, class T>
 concept collectives =
-    communicator<C> && requires(C& c, std::span<const T> in, std::span<T> out, reduce_op op, int root,
-                                on<typename C::backend::stream> where) {
+    communicator<C> && requires(C& c, std::span<const T> in, std::span<T> out, reduce_op op,
+                                int root, on<typename C::backend::stream> where) {
       c.all_reduce(in, out, op, where);     // in.size() == out.size()
       c.reduce_scatter(in, out, op, where); // in.size() == size * out.size()
       c.all_gather(in, out, where);         // out.size() == size * in.size()

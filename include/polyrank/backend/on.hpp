@@ -1,4 +1,5 @@
-// Where an operation runs: the stream it is enqueued on, a tag for people, and the place of the call.
+// Where an operation runs: the stream it is enqueued on, a tag for people, and the place of the
+// call.
 //
 //     comm.all_reduce(in, out, reduce_op::sum, on(stream, "bucket 7"));
 // SPDX-License-Identifier: Apache-2.0

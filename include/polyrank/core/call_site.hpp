@@ -1,10 +1,12 @@
-// Where in the user's source a call was made. Works in g++, nvcc and clang 14 (no std::source_location).
+// Where in the user's source a call was made. Works in g++, nvcc and clang 14 (no
+// std::source_location).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 namespace polyrank {
 
-/// A place in source code. Take it as a defaulted last parameter: `call_site site = call_site::here()`.
+/// A place in source code. Take it as a defaulted last parameter: `call_site site =
+/// call_site::here()`.
 struct call_site {
   const char* file = "";
   unsigned line = 0;

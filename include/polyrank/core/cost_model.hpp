@@ -1,5 +1,6 @@
 // What communication costs on one machine: a latency and a bandwidth. A plain struct: the probe
-// measures it, grad_sync sizes its buckets with it, the pipeline simulator prices transfers with it.
+// measures it, grad_sync sizes its buckets with it, the pipeline simulator prices transfers with
+// it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -26,7 +27,8 @@ struct cost_model {
 
   /// The smallest bucket whose latency is at most `share` of its all-reduce time:
   /// bytes = (1 - share) / share * alpha * beta * n.
-  [[nodiscard]] constexpr std::size_t bucket_bytes(std::size_t n, double share = 0.05) const noexcept {
+  [[nodiscard]] constexpr std::size_t bucket_bytes(std::size_t n,
+                                                   double share = 0.05) const noexcept {
     if (n < 2) return 0;
     return static_cast<std::size_t>((1 - share) / share * alpha * beta * static_cast<double>(n));
   }

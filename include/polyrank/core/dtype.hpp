@@ -60,7 +60,8 @@ struct fp16 {
     const std::uint32_t sign = (bits & 0x8000u) * 0x10000u, exponent = (bits >> 10) & 31u;
     const std::uint32_t mantissa = bits & 0x3ffu;
     if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-    if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+    if (exponent != 0)
+      return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
     const float value = static_cast<float>(mantissa) * 0x1p-24f; // subnormal or zero: exact
     return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(value));
   }
@@ -72,50 +73,87 @@ enum class dtype : std::uint8_t { u8, i32, i64, f16, bf16, f32, f64 };
 
 [[nodiscard]] constexpr std::size_t size_of(dtype t) noexcept {
   switch (t) {
-  case dtype::u8: return 1;
+  case dtype::u8:
+    return 1;
   case dtype::f16:
-  case dtype::bf16: return 2;
+  case dtype::bf16:
+    return 2;
   case dtype::i32:
-  case dtype::f32: return 4;
+  case dtype::f32:
+    return 4;
   case dtype::i64:
-  case dtype::f64: break;
+  case dtype::f64:
+    break;
   }
   return 8;
 }
 
 [[nodiscard]] constexpr std::string_view name_of(dtype t) noexcept {
   switch (t) {
-  case dtype::u8: return "u8";
-  case dtype::i32: return "i32";
-  case dtype::i64: return "i64";
-  case dtype::f16: return "f16";
-  case dtype::bf16: return "bf16";
-  case dtype::f32: return "f32";
-  case dtype::f64: break;
+  case dtype::u8:
+    return "u8";
+  case dtype::i32:
+    return "i32";
+  case dtype::i64:
+    return "i64";
+  case dtype::f16:
+    return "f16";
+  case dtype::bf16:
+    return "bf16";
+  case dtype::f32:
+    return "f32";
+  case dtype::f64:
+    break;
   }
   return "f64";
 }
 
 namespace detail {
-template <class T> struct dtype_trait;
-template <> struct dtype_trait<std::uint8_t> { static constexpr dtype value = dtype::u8; };
-template <> struct dtype_trait<std::byte> { static constexpr dtype value = dtype::u8; };
-template <> struct dtype_trait<std::int32_t> { static constexpr dtype value = dtype::i32; };
-template <> struct dtype_trait<std::int64_t> { static constexpr dtype value = dtype::i64; };
-template <> struct dtype_trait<fp16> { static constexpr dtype value = dtype::f16; };
-template <> struct dtype_trait<bf16> { static constexpr dtype value = dtype::bf16; };
-template <> struct dtype_trait<float> { static constexpr dtype value = dtype::f32; };
-template <> struct dtype_trait<double> { static constexpr dtype value = dtype::f64; };
+template <class T>
+struct dtype_trait;
+template <>
+struct dtype_trait<std::uint8_t> {
+  static constexpr dtype value = dtype::u8;
+};
+template <>
+struct dtype_trait<std::byte> {
+  static constexpr dtype value = dtype::u8;
+};
+template <>
+struct dtype_trait<std::int32_t> {
+  static constexpr dtype value = dtype::i32;
+};
+template <>
+struct dtype_trait<std::int64_t> {
+  static constexpr dtype value = dtype::i64;
+};
+template <>
+struct dtype_trait<fp16> {
+  static constexpr dtype value = dtype::f16;
+};
+template <>
+struct dtype_trait<bf16> {
+  static constexpr dtype value = dtype::bf16;
+};
+template <>
+struct dtype_trait<float> {
+  static constexpr dtype value = dtype::f32;
+};
+template <>
+struct dtype_trait<double> {
+  static constexpr dtype value = dtype::f64;
+};
 } // namespace detail
 
-/// A type that communicators can carry. Specialise `detail::dtype_trait` for a type of the same bits
-/// (CUDA's __half and __nv_bfloat16 are added by cuda/).
+/// A type that communicators can carry. Specialise `detail::dtype_trait` for a type of the same
+/// bits (CUDA's __half and __nv_bfloat16 are added by cuda/).
 template <class T>
 concept element = requires {
   { detail::dtype_trait<T>::value } -> std::convertible_to<dtype>;
 };
 
-template <element T> inline constexpr dtype dtype_of = detail::dtype_trait<T>::value;
+template <element T>
+inline constexpr dtype dtype_of = detail::dtype_trait<T>::value;
 
 /// How elements of several ranks become one.
 enum class reduce_op : std::uint8_t { sum, min, max };

@@ -34,7 +34,8 @@ class error : public std::runtime_error {
   /// True where every rank throws this same error, so that one rank should print it for all.
   [[nodiscard]] bool collective() const noexcept { return collective_; }
 
-  /// Marks the error as agreed by all ranks; returns itself, for `throw on_every_rank(usage_error{...})`.
+  /// Marks the error as agreed by all ranks; returns itself, for `throw
+  /// on_every_rank(usage_error{...})`.
   template <class Self>
   friend Self on_every_rank(Self e) {
     e.collective_ = true;

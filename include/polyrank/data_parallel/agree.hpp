@@ -26,10 +26,12 @@ inline std::vector<std::string_view> split_lines(std::string_view text) {
 }
 
 /// The first line in which `theirs` differs from `ours`, as words; empty if they are equal.
-inline std::string first_difference(std::string_view ours, std::string_view theirs, std::size_t rank) {
+inline std::string first_difference(std::string_view ours, std::string_view theirs,
+                                    std::size_t rank) {
   const auto a = split_lines(ours), b = split_lines(theirs);
   for (std::size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
-    const std::string_view mine = i < a.size() ? a[i] : "nothing", other = i < b.size() ? b[i] : "nothing";
+    const std::string_view mine = i < a.size() ? a[i] : "nothing",
+                           other = i < b.size() ? b[i] : "nothing";
     if (mine != other) return cat("rank 0 has ", mine, ", rank ", rank, " has ", other);
   }
   return {};
@@ -43,14 +45,17 @@ template <control_channel Control>
 void agree(Control& control, std::string_view what, std::string_view description) {
   const std::uint64_t mine = hash_text(description);
   bool same = true;
-  for (const std::string& hash : control.all_gather({reinterpret_cast<const char*>(&mine), sizeof mine}))
+  for (const std::string& hash :
+       control.all_gather({reinterpret_cast<const char*>(&mine), sizeof mine}))
     same = same && hash == std::string_view(reinterpret_cast<const char*>(&mine), sizeof mine);
-  // Whether to go on is itself agreed: a rank that equals rank 0 must also learn that another does not.
+  // Whether to go on is itself agreed: a rank that equals rank 0 must also learn that another does
+  // not.
   if (control.all_reduce_max(same ? 0 : 1) == 0) return;
   const std::vector<std::string> all = control.all_gather(description);
   for (std::size_t r = 1; r < all.size(); ++r) {
     const std::string difference = detail::first_difference(all[0], all[r], r);
-    if (!difference.empty()) throw on_every_rank(mismatch_error(detail::cat(what, ": ", difference)));
+    if (!difference.empty())
+      throw on_every_rank(mismatch_error(detail::cat(what, ": ", difference)));
   }
 }
 

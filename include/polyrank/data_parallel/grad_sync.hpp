@@ -1,5 +1,5 @@
-// grad_sync: the six lines that make a trainer data-parallel. Gradients are summed over all ranks in
-// buckets, while backward still computes the next ones.
+// grad_sync: the six lines that make a trainer data-parallel. Gradients are summed over all ranks
+// in buckets, while backward still computes the next ones.
 //
 //     std::vector<parameter<float>> params{{"fc1", n1, w1, g1}, {"fc2", n2, w2, g2}};
 //     grad_sync sync(comm, params);            // broadcasts the parameters from rank 0
@@ -12,16 +12,17 @@
 //       sync.finish(stream);                   // after the last microbatch: gradients are the mean
 //     }
 //
-// Rules. Every rank makes the same begin and finish calls; the order of ready calls is free: buckets
-// are issued in index order whatever finishes first. Each parameter is declared `ready` or `unused`
-// once per microbatch (`sync_all` does the rest). Communication happens after the last microbatch
-// only. Nothing here waits on the host; nothing allocates after construction.
+// Rules. Every rank makes the same begin and finish calls; the order of ready calls is free:
+// buckets are issued in index order whatever finishes first. Each parameter is declared `ready` or
+// `unused` once per microbatch (`sync_all` does the rest). Communication happens after the last
+// microbatch only. Nothing here waits on the host; nothing allocates after construction.
 //
-// Gradient memory. A parameter with a `gradient` pointer keeps it: a bucket whose gradients lie end to
-// end is reduced in place, others are packed. Without a pointer grad_sync owns it: see grad(i).
+// Gradient memory. A parameter with a `gradient` pointer keeps it: a bucket whose gradients lie end
+// to end is reduced in place, others are packed. Without a pointer grad_sync owns it: see grad(i).
 //
-// With the `deterministic` policy a microbatch is a block: call begin(b, blocks / ranks), write (do not
-// accumulate) each block's gradient into grad(i), where b = 0 ... blocks/ranks - 1. See reduce_policy.hpp.
+// With the `deterministic` policy a microbatch is a block: call begin(b, blocks / ranks), write (do
+// not accumulate) each block's gradient into grad(i), where b = 0 ... blocks/ranks - 1. See
+// reduce_policy.hpp.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -52,14 +53,14 @@ enum class gradients_hold {
 };
 
 struct grad_sync_options {
-  std::size_t bucket_bytes = 0;        ///< 0: from `cost`
-  std::size_t tail_bytes = 1 << 20;    ///< of the last bucket
-  cost_model cost{};                   ///< measured by the probe; sizes the buckets
-  std::vector<std::size_t> order{};    ///< issue order of parameters; empty: reverse declaration
+  std::size_t bucket_bytes = 0;     ///< 0: from `cost`
+  std::size_t tail_bytes = 1 << 20; ///< of the last bucket
+  cost_model cost{};                ///< measured by the probe; sizes the buckets
+  std::vector<std::size_t> order{}; ///< issue order of parameters; empty: reverse declaration
   gradients_hold leave = gradients_hold::mean;
-  bool broadcast = true;               ///< parameters and buffers from rank 0 at construction
+  bool broadcast = true; ///< parameters and buffers from rank 0 at construction
   std::vector<std::span<std::byte>> buffers{}; ///< further state to broadcast, in backend memory
-  bool always_communicate = false;     ///< also with one rank (to measure what it costs)
+  bool always_communicate = false;             ///< also with one rank (to measure what it costs)
   std::pmr::memory_resource* memory = nullptr; ///< of arena and scratch; null: the backend's own
 };
 
@@ -71,12 +72,14 @@ class grad_sync {
   using stream = typename backend::stream;
   using event = typename backend::event;
 
-  /// Agrees on the model with all ranks, broadcasts parameters and buffers. `comm` must outlive this.
-  /// Throws mismatch_error (on every rank, naming the first difference), usage_error. @collective
-  grad_sync(Comm& comm, std::vector<parameter<G, V>> parameters, Policy policy = {}, grad_sync_options o = {})
+  /// Agrees on the model with all ranks, broadcasts parameters and buffers. `comm` must outlive
+  /// this. Throws mismatch_error (on every rank, naming the first difference), usage_error.
+  /// @collective
+  grad_sync(Comm& comm, std::vector<parameter<G, V>> parameters, Policy policy = {},
+            grad_sync_options o = {})
       : comm_(&comm), parameters_(std::move(parameters)), policy_(policy), leave_(o.leave),
-        communicates_(comm.size() > 1 || o.always_communicate), blocks_(policy.blocks_per_rank(comm.size())),
-        stream_(comm.make_stream()) {
+        communicates_(comm.size() > 1 || o.always_communicate),
+        blocks_(policy.blocks_per_rank(comm.size())), stream_(comm.make_stream()) {
     plan(o);
     agree_on_model();
     allocate(o);
@@ -95,9 +98,11 @@ class grad_sync {
 
   /// Starts microbatch `micro` of `n_micro`. Throws usage_error out of turn.
   void begin(std::size_t micro, std::size_t n_micro) {
-    if (micro >= n_micro) misuse("begin(", micro, ", ", n_micro, "): the microbatch is out of range");
+    if (micro >= n_micro)
+      misuse("begin(", micro, ", ", n_micro, "): the microbatch is out of range");
     if (blocks_ != 0 && n_micro != blocks_)
-      misuse("begin(", micro, ", ", n_micro, "): deterministic mode has ", blocks_, " blocks per rank");
+      misuse("begin(", micro, ", ", n_micro, "): deterministic mode has ", blocks_,
+             " blocks per rank");
     if (micro != next_micro_ || (micro > 0 && n_micro != n_micro_) || running_)
       misuse("begin(", micro, ", ", n_micro, "): expected ", running_ ? "finish()" : "microbatch ",
              running_ ? "" : detail::cat(next_micro_));
@@ -118,17 +123,21 @@ class grad_sync {
   /// Gradient `i` of this microbatch has been enqueued on `producer`. Throws usage_error if it was
   /// declared before.
   void ready(std::size_t i, stream& producer) {
-    if (i >= parameters_.size()) misuse("ready(", i, "): there are ", parameters_.size(), " parameters");
+    if (i >= parameters_.size())
+      misuse("ready(", i, "): there are ", parameters_.size(), " parameters");
     if (!running_) misuse("ready('", parameters_[i].name, "'): call begin first");
     if (parameters_[i].count == 0) return;
-    if (declared_[i]) misuse("ready('", parameters_[i].name, "'): declared twice in microbatch ", next_micro_ - 1);
+    if (declared_[i])
+      misuse("ready('", parameters_[i].name, "'): declared twice in microbatch ", next_micro_ - 1);
     note_producer(state_[layout_.slots()[i].bucket], producer);
     declare(i);
   }
 
-  /// Parameter `i` has no gradient in this microbatch: it is zeroed where nothing was accumulated yet.
+  /// Parameter `i` has no gradient in this microbatch: it is zeroed where nothing was accumulated
+  /// yet.
   void unused(std::size_t i, stream& producer) {
-    if (i >= parameters_.size()) misuse("unused(", i, "): there are ", parameters_.size(), " parameters");
+    if (i >= parameters_.size())
+      misuse("unused(", i, "): there are ", parameters_.size(), " parameters");
     if (running_ && !declared_[i] && (blocks_ != 0 || next_micro_ == 1))
       backend::fill(gradient(i), G{}, producer);
     ready(i, producer);
@@ -140,8 +149,9 @@ class grad_sync {
       if (!declared_[i]) ready(i, producer);
   }
 
-  /// Ends the microbatch; after the last one, makes `consumer` wait for the reduced gradients. Throws
-  /// usage_error naming the parameters that were never declared; the other ranks learn it too.
+  /// Ends the microbatch; after the last one, makes `consumer` wait for the reduced gradients.
+  /// Throws usage_error naming the parameters that were never declared; the other ranks learn it
+  /// too.
   void finish(stream& consumer) {
     if (!running_) misuse("finish: call begin first");
     if (missing_ > 0) misuse("finish: never made ready (or unused): ", undeclared());
@@ -165,7 +175,9 @@ class grad_sync {
   }
 
   [[nodiscard]] const polyrank::layout& layout() const noexcept { return layout_; }
-  [[nodiscard]] const std::vector<parameter<G, V>>& parameters() const noexcept { return parameters_; }
+  [[nodiscard]] const std::vector<parameter<G, V>>& parameters() const noexcept {
+    return parameters_;
+  }
   /// Bytes allocated: arena, folding arenas and scratch.
   [[nodiscard]] std::size_t bytes() const noexcept {
     std::size_t sum = arena_.size_bytes() + scratch_.size_bytes();
@@ -193,7 +205,8 @@ class grad_sync {
   [[noreturn]] void misuse(const Pieces&... pieces) {
     usage_error e(detail::cat(pieces...));
     // The peers wait in a collective that this rank will never join.
-    if constexpr (abortable<Comm>) comm_->abort(detail::cat("rank ", comm_->rank(), ": ", e.what()));
+    if constexpr (abortable<Comm>)
+      comm_->abort(detail::cat("rank ", comm_->rank(), ": ", e.what()));
     throw e;
   }
 
@@ -218,31 +231,36 @@ class grad_sync {
       counts.push_back(p.count);
       total += p.count * sizeof(G);
       expects(!o.broadcast || p.value != nullptr || p.count == 0, "grad_sync: parameter '", p.name,
-              "' has no value pointer, so it cannot be broadcast from rank 0; set it, or set options.broadcast = false");
+              "' has no value pointer, so it cannot be broadcast from rank 0; set it, or set "
+              "options.broadcast = false");
       expects(blocks_ == 0 || p.gradient == nullptr, "grad_sync: parameter '", p.name,
-              "' brings gradient memory of its own, but deterministic mode folds blocks in memory that grad_sync owns; "
+              "' brings gradient memory of its own, but deterministic mode folds blocks in memory "
+              "that grad_sync owns; "
               "leave the pointer null and write to grad(i)");
     }
     // Large enough to hide latency, small enough that most of backward is left to overlap with.
     const std::size_t least = std::size_t{1} << 20;
     const std::size_t bucket_bytes =
-        o.bucket_bytes != 0 ? o.bucket_bytes
-                            : std::clamp(o.cost.bucket_bytes(static_cast<std::size_t>(comm_->size())), least,
-                                         std::max(least, total / 8));
-    layout_ = polyrank::layout::make(counts, sizeof(G),
-                                     {.bucket_bytes = bucket_bytes, .tail_bytes = o.tail_bytes, .order = o.order});
+        o.bucket_bytes != 0
+            ? o.bucket_bytes
+            : std::clamp(o.cost.bucket_bytes(static_cast<std::size_t>(comm_->size())), least,
+                         std::max(least, total / 8));
+    layout_ = polyrank::layout::make(
+        counts, sizeof(G),
+        {.bucket_bytes = bucket_bytes, .tail_bytes = o.tail_bytes, .order = o.order});
     declared_.resize(parameters_.size());
   }
 
   void agree_on_model() {
-    std::string text = detail::cat("policy ", Policy::name, ", gradients ", name_of(dtype_of<G>), ", ", blocks_,
-                                   " blocks per rank, leaving ", leave_ == gradients_hold::mean ? "means" : "sums", '\n');
+    std::string text = detail::cat("policy ", Policy::name, ", gradients ", name_of(dtype_of<G>),
+                                   ", ", blocks_, " blocks per rank, leaving ",
+                                   leave_ == gradients_hold::mean ? "means" : "sums", '\n');
     for (std::size_t i = 0; i < parameters_.size(); ++i)
-      text += detail::cat("parameter ", i, " '", parameters_[i].name, "' of ", parameters_[i].count, ' ',
-                          name_of(dtype_of<V>), '\n');
+      text += detail::cat("parameter ", i, " '", parameters_[i].name, "' of ", parameters_[i].count,
+                          ' ', name_of(dtype_of<V>), '\n');
     for (const polyrank::bucket& b : layout_.buckets())
-      text += detail::cat("bucket of parameters ", layout_.order()[b.first], " to ", layout_.order()[b.last - 1], ", ",
-                          b.elements.size(), " elements\n");
+      text += detail::cat("bucket of parameters ", layout_.order()[b.first], " to ",
+                          layout_.order()[b.last - 1], ", ", b.elements.size(), " elements\n");
     agree(comm_->control(), "the ranks have different models", text);
   }
 
@@ -253,7 +271,8 @@ class grad_sync {
     for (std::size_t b = 0; b < state_.size(); ++b) {
       state_[b].tag = detail::cat("bucket ", b);
       state_[b].data = contiguous(layout_.buckets()[b]);
-      needs_arena = needs_arena || (state_[b].data.empty() && !layout_.buckets()[b].elements.empty());
+      needs_arena =
+          needs_arena || (state_[b].data.empty() && !layout_.buckets()[b].elements.empty());
     }
     if (needs_arena) arena_ = buffer<G>(layout_.arena_count(), memory);
     for (std::size_t b = 0; b < state_.size(); ++b) {
@@ -269,11 +288,14 @@ class grad_sync {
         parameters_[i].gradient = arena_.data() + layout_.slots()[i].arena_offset;
     }
     if (blocks_ > 1)
-      for (int level = 0; level < std::countr_zero(blocks_); ++level) levels_.emplace_back(arena_.size(), memory);
-    if (communicates_) scratch_ = buffer<G>(policy_.scratch(layout_.largest_bucket(), comm_->size()), memory);
+      for (int level = 0; level < std::countr_zero(blocks_); ++level)
+        levels_.emplace_back(arena_.size(), memory);
+    if (communicates_)
+      scratch_ = buffer<G>(policy_.scratch(layout_.largest_bucket(), comm_->size()), memory);
   }
 
-  /// The memory of a bucket whose gradients all belong to the trainer and lie end to end, in any order.
+  /// The memory of a bucket whose gradients all belong to the trainer and lie end to end, in any
+  /// order.
   [[nodiscard]] std::span<G> contiguous(const polyrank::bucket& b) const {
     std::vector<std::span<G>> parts;
     for (std::size_t k = b.first; k < b.last; ++k) {
@@ -282,7 +304,8 @@ class grad_sync {
       if (p.gradient == nullptr) return {};
       parts.emplace_back(p.gradient, p.count);
     }
-    std::sort(parts.begin(), parts.end(), [](auto x, auto y) { return std::less<>()(x.data(), y.data()); });
+    std::sort(parts.begin(), parts.end(),
+              [](auto x, auto y) { return std::less<>()(x.data(), y.data()); });
     for (std::size_t k = 1; k < parts.size(); ++k)
       if (parts[k - 1].data() + parts[k - 1].size() != parts[k].data()) return {};
     return parts.empty() ? std::span<G>() : std::span<G>(parts[0].data(), b.elements.size());
@@ -291,7 +314,8 @@ class grad_sync {
   void broadcast(const std::vector<std::span<std::byte>>& buffers) {
     if (comm_->size() == 1) return;
     for (const auto& p : parameters_)
-      if (p.count > 0) comm_->template broadcast<V>(std::span<V>(p.value, p.count), 0, on(stream_, p.name));
+      if (p.count > 0)
+        comm_->template broadcast<V>(std::span<V>(p.value, p.count), 0, on(stream_, p.name));
     for (const auto b : buffers) comm_->template broadcast<std::byte>(b, 0, on(stream_, "buffer"));
     stream_.synchronize();
   }
@@ -313,11 +337,12 @@ class grad_sync {
     if (blocks_ > 1) fold(b, next_micro_ - 1);
     if (!last_micro) return;
     // One order on all ranks: bucket k leaves after bucket k-1, however early it is complete.
-    for (; next_bucket_ < state_.size() && state_[next_bucket_].missing == 0; ++next_bucket_) reduce(next_bucket_);
+    for (; next_bucket_ < state_.size() && state_[next_bucket_].missing == 0; ++next_bucket_)
+      reduce(next_bucket_);
   }
 
-  /// Deterministic mode: adds block `block` into the binary counter, on the stream that completed the
-  /// bucket. Bit k of the block number says that level k holds the sum of 2^k earlier blocks.
+  /// Deterministic mode: adds block `block` into the binary counter, on the stream that completed
+  /// the bucket. Bit k of the block number says that level k holds the sum of 2^k earlier blocks.
   void fold(bucket_state& b, std::size_t block) {
     if (b.data.empty()) return;
     stream& s = *b.streams[b.producers - 1].where;
@@ -344,7 +369,8 @@ class grad_sync {
     if (communicates_) policy_.issue(*comm_, b.data, scratch_.span(), on(stream_, b.tag));
     if (leave_ == gradients_hold::mean && grad_scale() != 1.0f) {
       if (b.packed && !communicates_)
-        for_each_parameter(index, [&](std::size_t i) { backend::scale(gradient(i), grad_scale(), stream_); });
+        for_each_parameter(
+            index, [&](std::size_t i) { backend::scale(gradient(i), grad_scale(), stream_); });
       else
         backend::scale(b.data, grad_scale(), stream_);
     }
@@ -355,7 +381,9 @@ class grad_sync {
   void move(std::size_t index, bool into_bucket) {
     for_each_parameter(index, [&](std::size_t i) {
       if (!adopted_[i]) return;
-      const std::span<G> mine = gradient(i), there = arena_.span().subspan(layout_.slots()[i].arena_offset, mine.size());
+      const std::span<G> mine = gradient(i),
+                         there =
+                             arena_.span().subspan(layout_.slots()[i].arena_offset, mine.size());
       backend::template copy<G>(into_bucket ? mine : there, into_bucket ? there : mine, stream_);
     });
   }
@@ -388,6 +416,7 @@ grad_sync(Comm&, std::vector<parameter<G, V>>) -> grad_sync<Comm, G, V, all_redu
 template <class Comm, class G, class V, class Policy>
 grad_sync(Comm&, std::vector<parameter<G, V>>, Policy) -> grad_sync<Comm, G, V, Policy>;
 template <class Comm, class G, class V, class Policy>
-grad_sync(Comm&, std::vector<parameter<G, V>>, Policy, grad_sync_options) -> grad_sync<Comm, G, V, Policy>;
+grad_sync(Comm&, std::vector<parameter<G, V>>, Policy, grad_sync_options)
+    -> grad_sync<Comm, G, V, Policy>;
 
 } // namespace polyrank

@@ -27,10 +27,10 @@ namespace polyrank {
 
 struct layout_options {
   std::size_t bucket_bytes = 25 << 20; ///< a bucket is closed once it holds this much
-  std::size_t tail_bytes = 1 << 20;    ///< the last bucket, whose reduction nothing hides, holds at most this
-                                       ///< (or one parameter)
-  std::size_t alignment = 64;          ///< elements; of bucket starts in the arena
-  std::vector<std::size_t> order{};    ///< issue order; empty: reverse declaration
+  std::size_t tail_bytes = 1 << 20;    ///< the last bucket, whose reduction nothing hides, holds at
+                                    ///< most this (or one parameter)
+  std::size_t alignment = 64;       ///< elements; of bucket starts in the arena
+  std::vector<std::size_t> order{}; ///< issue order; empty: reverse declaration
 };
 
 /// Place of one parameter.
@@ -51,9 +51,10 @@ class layout {
  public:
   layout() = default;
 
-  /// Lays out parameters of `counts` elements of `width` bytes. Throws usage_error for an order that
-  /// is no permutation, and for sizes that overflow.
-  [[nodiscard]] static layout make(std::span<const std::size_t> counts, std::size_t width, const layout_options& o = {}) {
+  /// Lays out parameters of `counts` elements of `width` bytes. Throws usage_error for an order
+  /// that is no permutation, and for sizes that overflow.
+  [[nodiscard]] static layout make(std::span<const std::size_t> counts, std::size_t width,
+                                   const layout_options& o = {}) {
     layout l;
     l.order_ = o.order;
     if (l.order_.empty()) {
@@ -62,8 +63,8 @@ class layout {
     }
     l.slots_.resize(counts.size());
     for (std::size_t i = 0; i < counts.size(); ++i) {
-      expects(counts[i] <= std::numeric_limits<std::size_t>::max() / width / 2 - l.count_, "layout: parameter ", i,
-              " of ", counts[i], " elements overflows the index");
+      expects(counts[i] <= std::numeric_limits<std::size_t>::max() / width / 2 - l.count_,
+              "layout: parameter ", i, " of ", counts[i], " elements overflows the index");
       l.slots_[i] = {.count = counts[i], .logical_offset = l.count_};
       l.count_ += counts[i];
     }
@@ -79,7 +80,9 @@ class layout {
   /// Elements of all parameters (the logical index).
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
   /// Elements of the arena, padding included.
-  [[nodiscard]] std::size_t arena_count() const noexcept { return buckets_.empty() ? 0 : buckets_.back().elements.end; }
+  [[nodiscard]] std::size_t arena_count() const noexcept {
+    return buckets_.empty() ? 0 : buckets_.back().elements.end;
+  }
   [[nodiscard]] std::size_t largest_bucket() const noexcept {
     std::size_t most = 0;
     for (const bucket& b : buckets_) most = std::max(most, b.elements.size());
@@ -90,14 +93,16 @@ class layout {
   [[nodiscard]] std::uint64_t fingerprint() const noexcept {
     std::uint64_t h = hash_combine(slots_.size(), buckets_.size());
     for (const std::size_t i : order_) h = hash_combine(hash_combine(h, i), slots_[i].count);
-    for (const bucket& b : buckets_) h = hash_combine(hash_combine(h, b.elements.begin), b.elements.end);
+    for (const bucket& b : buckets_)
+      h = hash_combine(hash_combine(h, b.elements.begin), b.elements.end);
     return h;
   }
 
  private:
   void check_order() const {
     std::vector<bool> seen(slots_.size());
-    expects(order_.size() == slots_.size(), "layout: the order names ", order_.size(), " of ", slots_.size(), " parameters");
+    expects(order_.size() == slots_.size(), "layout: the order names ", order_.size(), " of ",
+            slots_.size(), " parameters");
     for (const std::size_t i : order_) {
       expects(i < slots_.size() && !seen[i], "layout: the order is no permutation; ", i, " is ",
               i < slots_.size() ? "named twice" : "out of range");
@@ -116,7 +121,8 @@ class layout {
     for (std::size_t k = 0; k < order_.size();) {
       bucket b{.first = k, .last = k, .elements = {at, at}};
       const std::size_t stop = k < tail ? tail : order_.size();
-      for (; b.last < stop && (b.last == k || b.elements.size() * width < o.bucket_bytes); ++b.last) {
+      for (; b.last < stop && (b.last == k || b.elements.size() * width < o.bucket_bytes);
+           ++b.last) {
         slot& s = slots_[order_[b.last]];
         s.arena_offset = b.elements.end;
         s.bucket = buckets_.size();

@@ -9,7 +9,8 @@
 
 namespace polyrank {
 
-/// A tensor of `count` elements. `Gradient` is the type of its gradient, `Value` of the tensor itself.
+/// A tensor of `count` elements. `Gradient` is the type of its gradient, `Value` of the tensor
+/// itself.
 template <element Gradient = float, element Value = Gradient>
 struct parameter {
   std::string name;

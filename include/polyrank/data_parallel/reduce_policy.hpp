@@ -1,15 +1,16 @@
 // How a bucket of gradients becomes the sum over all ranks. A policy is a small value that enqueues
 // work on one stream; grad_sync calls it once per bucket. It always sums and never divides.
 //
-//   all_reduce_sum   the communicator's own all_reduce: fastest; bits may depend on the number of ranks
-//   deterministic    a fixed tree over `blocks` logical blocks of the global batch: the same bits for
+//   all_reduce_sum   the communicator's own all_reduce: fastest; bits may depend on the number of
+//   ranks deterministic    a fixed tree over `blocks` logical blocks of the global batch: the same
+//   bits for
 //                    every number of ranks that divides `blocks`
 //
-// Deterministic mode. The global batch is cut into L = `blocks` equal blocks; rank r of N owns blocks
-// [rL/N, (r+1)L/N) and computes one gradient per block. The L gradients are the leaves of a complete
-// binary tree of additions. The lower log2(L/N) levels are folded on each rank (by grad_sync, with a
-// binary counter), the upper log2 N levels by `issue`: exchanges between ranks at distance 1, 2, 4 ...
-// The tree is the same for every N, so are the bits.
+// Deterministic mode. The global batch is cut into L = `blocks` equal blocks; rank r of N owns
+// blocks [rL/N, (r+1)L/N) and computes one gradient per block. The L gradients are the leaves of a
+// complete binary tree of additions. The lower log2(L/N) levels are folded on each rank (by
+// grad_sync, with a binary counter), the upper log2 N levels by `issue`: exchanges between ranks at
+// distance 1, 2, 4 ... The tree is the same for every N, so are the bits.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -28,11 +29,14 @@ namespace polyrank {
 template <class P, class C, class G>
 concept reduce_policy =
     std::copyable<P> && communicator<C> &&
-    requires(const P& p, C& comm, std::span<G> data, on<typename C::backend::stream> where, int ranks, std::size_t count) {
+    requires(const P& p, C& comm, std::span<G> data, on<typename C::backend::stream> where,
+             int ranks, std::size_t count) {
       { P::name } -> std::convertible_to<std::string_view>;
-      { p.blocks_per_rank(ranks) } -> std::same_as<std::size_t>; // 0: microbatches are accumulated; throws usage_error
-      { p.scratch(count, ranks) } -> std::same_as<std::size_t>;  // elements, for a bucket of `count`
-      p.issue(comm, data, data, where);                          // (comm, bucket, scratch, where)
+      {
+        p.blocks_per_rank(ranks)
+      } -> std::same_as<std::size_t>; // 0: microbatches are accumulated; throws usage_error
+      { p.scratch(count, ranks) } -> std::same_as<std::size_t>; // elements, for a bucket of `count`
+      p.issue(comm, data, data, where);                         // (comm, bucket, scratch, where)
     };
 
 struct all_reduce_sum {
@@ -43,7 +47,8 @@ struct all_reduce_sum {
 
   template <class C, element G>
     requires collectives<C, G>
-  void issue(C& comm, std::span<G> data, std::span<G>, on<typename C::backend::stream> where) const {
+  void issue(C& comm, std::span<G> data, std::span<G>,
+             on<typename C::backend::stream> where) const {
     comm.template all_reduce<G>(data, data, reduce_op::sum, where);
   }
 };
@@ -56,7 +61,8 @@ struct deterministic {
   /// L / N. Throws usage_error where the tree cannot be the same for this number of ranks.
   [[nodiscard]] std::size_t blocks_per_rank(int ranks) const {
     const auto n = static_cast<std::size_t>(ranks);
-    expects(std::has_single_bit(blocks), "deterministic mode: ", blocks, " blocks; the number must be a power of two");
+    expects(std::has_single_bit(blocks), "deterministic mode: ", blocks,
+            " blocks; the number must be a power of two");
     expects(blocks % n == 0, "deterministic mode: ", ranks, " ranks do not divide ", blocks,
             " blocks; use a power of two of at most ", blocks, " ranks, or more blocks");
     return blocks / n;
@@ -67,7 +73,8 @@ struct deterministic {
 
   template <class C, element G>
     requires point_to_point<C, G>
-  void issue(C& comm, std::span<G> data, std::span<G> scratch, on<typename C::backend::stream> where) const {
+  void issue(C& comm, std::span<G> data, std::span<G> scratch,
+             on<typename C::backend::stream> where) const {
     using backend = typename C::backend;
     const std::span<G> theirs = scratch.first(data.size());
     for (int distance = 1; distance < comm.size(); distance *= 2) {
@@ -75,7 +82,8 @@ struct deterministic {
       const transfer<G> both[] = {send_to(partner, data), receive_from(partner, theirs)};
       comm.exchange(std::span<const transfer<G>>(both), where);
       const bool mine_first = comm.rank() < partner;
-      backend::template add<G>(mine_first ? data : theirs, mine_first ? theirs : data, data, where.stream);
+      backend::template add<G>(mine_first ? data : theirs, mine_first ? theirs : data, data,
+                               where.stream);
     }
   }
 };

@@ -1,8 +1,9 @@
 // The flight recorder: a ring of the last communication operations of one rank.
 //
-// Every communicator writes what it was asked (`enter`), when the operation began (`start`) and when
-// it was done (`done`). When something fails, the last lines tell which operation of which rank is
-// missing. The ring is plain memory that the caller may supply, so that it can outlive the process.
+// Every communicator writes what it was asked (`enter`), when the operation began (`start`) and
+// when it was done (`done`). When something fails, the last lines tell which operation of which
+// rank is missing. The ring is plain memory that the caller may supply, so that it can outlive the
+// process.
 //
 //     hang::flight_recorder recorder;                       // 4096 records of 128 bytes
 //     host::communicator comm = world.communicator();       // passes &recorder along
@@ -34,7 +35,12 @@
 namespace polyrank::hang {
 
 enum class op_kind : std::uint8_t {
-  all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  all_to_all,
+  broadcast,
+  exchange
 };
 
 [[nodiscard]] constexpr std::string_view name_of(op_kind kind) noexcept {
@@ -85,7 +91,7 @@ class flight_recorder {
     std::uint32_t comm = 0;
     std::uint64_t seq = 0; ///< 1 for the first operation of its communicator
     std::uint64_t chain = 0;
-    operation what; ///< tag and site point into `texts`
+    operation what;                                            ///< tag and site point into `texts`
     std::uint64_t entered_ns = 0, started_ns = 0, done_ns = 0; ///< steady clock; 0 = not yet
     std::array<char, 64> texts{};
   };
@@ -122,9 +128,9 @@ class flight_recorder {
     set(w[6], 0);
     set(w[7], std::uint64_t{history.id} << 32 | what.site.line);
     set(w[8], ++history.issued);
-    char texts[56]{}; // file 24 + tag 32, each cut and zero-terminated
-    copy_text(texts, 24, what.site.file_name());
-    copy_text(texts + 24, 32, what.tag);
+    char texts[56]{}; // file 32 + tag 24, each cut and zero-terminated
+    copy_text(texts, 32, what.site.file_name());
+    copy_text(texts + 32, 24, what.tag);
     for (std::size_t i = 0; i < 7; ++i) {
       std::uint64_t bits;
       std::memcpy(&bits, texts + 8 * i, 8);
@@ -139,7 +145,9 @@ class flight_recorder {
   void done(ticket index) noexcept { stamp(index, 6); }
 
   /// Operations ever entered.
-  [[nodiscard]] std::uint64_t size() const noexcept { return next_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t size() const noexcept {
+    return next_.load(std::memory_order_relaxed);
+  }
   [[nodiscard]] std::size_t capacity() const noexcept { return mask_ + 1; }
 
   /// Reads record `index` into `out` (whose texts it points to); false if it was overwritten.
@@ -160,7 +168,7 @@ class flight_recorder {
                 .op = static_cast<reduce_op>(packed >> 16 & 255),
                 .peer = static_cast<int>(static_cast<std::uint32_t>(packed >> 32)),
                 .count = get(w[2]),
-                .tag = out.texts.data() + 24,
+                .tag = out.texts.data() + 32,
                 .site = {out.texts.data(), static_cast<unsigned>(comm_line)}};
     out.entered_ns = get(w[4]);
     out.started_ns = get(w[5]);
@@ -176,8 +184,8 @@ class flight_recorder {
     record r;
     for (std::uint64_t i = end - window; i < end; ++i) {
       if (!read(i, r)) continue;
-      out += detail::cat("  comm ", r.comm, " #", r.seq, ' ', name_of(r.what.kind), " of ", r.what.count,
-                         ' ', polyrank::name_of(r.what.type));
+      out += detail::cat("  comm ", r.comm, " #", r.seq, ' ', name_of(r.what.kind), " of ",
+                         r.what.count, ' ', polyrank::name_of(r.what.type));
       if (!r.what.tag.empty()) out += detail::cat(" \"", r.what.tag, '"');
       out += detail::cat(" at ", r.what.site.file, ':', r.what.site.line, ", ",
                          r.done_ns != 0      ? "done "
@@ -189,7 +197,9 @@ class flight_recorder {
   }
 
  private:
-  static void set(word& w, std::uint64_t value) noexcept { w.store(value, std::memory_order_relaxed); }
+  static void set(word& w, std::uint64_t value) noexcept {
+    w.store(value, std::memory_order_relaxed);
+  }
   static std::uint64_t get(const word& w) noexcept { return w.load(std::memory_order_relaxed); }
 
   static std::uint64_t now() noexcept {

@@ -42,14 +42,15 @@ struct backend {
   static void copy(std::span<const std::type_identity_t<T>> in, std::span<T> out, stream& s) {
     expects(in.size() == out.size(), "copy: ", in.size(), " elements into ", out.size());
     s.enqueue([in, out] {
-      if (!out.empty() && in.data() != out.data()) std::memmove(out.data(), in.data(), out.size_bytes());
+      if (!out.empty() && in.data() != out.data())
+        std::memmove(out.data(), in.data(), out.size_bytes());
     });
   }
 
   /// out = a + b; equal sizes; out may be a or b. 16-bit floats are added in fp32 and rounded once.
   template <element T>
-  static void add(std::span<const std::type_identity_t<T>> a, std::span<const std::type_identity_t<T>> b,
-                  std::span<T> out, stream& s) {
+  static void add(std::span<const std::type_identity_t<T>> a,
+                  std::span<const std::type_identity_t<T>> b, std::span<T> out, stream& s) {
     expects(a.size() == out.size() && b.size() == out.size(), "add: ", a.size(), " + ", b.size(),
             " elements into ", out.size());
     s.enqueue([a = a.data(), b = b.data(), out] {

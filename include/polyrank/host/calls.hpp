@@ -25,18 +25,21 @@ struct call {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   std::vector<transfer<std::byte>> transfers; ///< exchange only; counts in bytes
-  std::string name; ///< for messages: all_reduce #3 "bucket 0"
+  std::string name;                           ///< for messages: all_reduce #3 "bucket 0"
 };
 
 /// Base of the host communicators. `Derived` has rank(), size() and
-/// `std::function-like runner() -> copyable object with operator()(call&)`, which blocks until done.
+/// `std::function-like runner() -> copyable object with operator()(call&)`, which blocks until
+/// done.
 template <class Derived>
 class calls {
  public:
   /// out = op over all ranks' in. @collective
   template <element T>
-  void all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out, reduce_op op, on<stream> where) {
-    expects(in.size() == out.size(), "all_reduce: in has ", in.size(), " elements, out has ", out.size());
+  void all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out, reduce_op op,
+                  on<stream> where) {
+    expects(in.size() == out.size(), "all_reduce: in has ", in.size(), " elements, out has ",
+            out.size());
     collective<T>(hang::op_kind::all_reduce, in.data(), out.data(), out.size(), where, op);
   }
 
@@ -44,16 +47,16 @@ class calls {
   template <element T>
   void reduce_scatter(std::span<const std::type_identity_t<T>> in, std::span<T> out, reduce_op op,
                       on<stream> where) {
-    expects(in.size() == out.size() * ranks(), "reduce_scatter: in has ", in.size(), " elements, out has ",
-            out.size(), "; in must be ", ranks(), " (ranks) times out");
+    expects(in.size() == out.size() * ranks(), "reduce_scatter: in has ", in.size(),
+            " elements, out has ", out.size(), "; in must be ", ranks(), " (ranks) times out");
     collective<T>(hang::op_kind::reduce_scatter, in.data(), out.data(), out.size(), where, op);
   }
 
   /// out = in of rank 0, of rank 1, ...; out.size() == size() * in.size(). @collective
   template <element T>
   void all_gather(std::span<const std::type_identity_t<T>> in, std::span<T> out, on<stream> where) {
-    expects(out.size() == in.size() * ranks(), "all_gather: in has ", in.size(), " elements, out has ",
-            out.size(), "; out must be ", ranks(), " (ranks) times in");
+    expects(out.size() == in.size() * ranks(), "all_gather: in has ", in.size(),
+            " elements, out has ", out.size(), "; out must be ", ranks(), " (ranks) times in");
     collective<T>(hang::op_kind::all_gather, in.data(), out.data(), in.size(), where);
   }
 
@@ -61,16 +64,20 @@ class calls {
   template <element T>
   void all_to_all(std::span<const std::type_identity_t<T>> in, std::span<T> out, on<stream> where) {
     expects(in.size() == out.size() && in.size() % ranks() == 0, "all_to_all: in has ", in.size(),
-            " elements, out has ", out.size(), "; both must be the same multiple of ", ranks(), " (ranks)");
-    expects(in.data() != out.data() || in.empty(), "all_to_all: in and out must be different memory");
+            " elements, out has ", out.size(), "; both must be the same multiple of ", ranks(),
+            " (ranks)");
+    expects(in.data() != out.data() || in.empty(),
+            "all_to_all: in and out must be different memory");
     collective<T>(hang::op_kind::all_to_all, in.data(), out.data(), in.size() / ranks(), where);
   }
 
   /// data of `root` on every rank. @collective
   template <element T>
   void broadcast(std::span<T> data, int root, on<stream> where) {
-    expects(root >= 0 && root < self().size(), "broadcast: root ", root, " is not a rank of ", self().size());
-    collective<T>(hang::op_kind::broadcast, data.data(), data.data(), data.size(), where, reduce_op::sum, root);
+    expects(root >= 0 && root < self().size(), "broadcast: root ", root, " is not a rank of ",
+            self().size());
+    collective<T>(hang::op_kind::broadcast, data.data(), data.data(), data.size(), where,
+                  reduce_op::sum, root);
   }
 
   /// All transfers of `batch`, progressing together; peers must issue the matching ones. Messages
@@ -78,11 +85,15 @@ class calls {
   template <element T>
   void exchange(std::span<const transfer<T>> batch, on<stream> where) {
     call c;
-    c.what = {.kind = hang::op_kind::exchange, .type = dtype_of<T>, .peer = batch.size() == 1 ? batch[0].peer : -1};
+    c.what = {.kind = hang::op_kind::exchange,
+              .type = dtype_of<T>,
+              .peer = batch.size() == 1 ? batch[0].peer : -1};
     c.transfers.reserve(batch.size());
     for (const transfer<T>& t : batch) {
-      expects(t.peer >= 0 && t.peer < self().size(), "exchange: peer ", t.peer, " is not a rank of ", self().size());
-      c.transfers.push_back({t.peer, reinterpret_cast<std::byte*>(t.data), t.count * sizeof(T), t.sends});
+      expects(t.peer >= 0 && t.peer < self().size(), "exchange: peer ", t.peer,
+              " is not a rank of ", self().size());
+      c.transfers.push_back(
+          {t.peer, reinterpret_cast<std::byte*>(t.data), t.count * sizeof(T), t.sends});
       c.what.count += t.count;
     }
     issue(std::move(c), where);
@@ -93,7 +104,9 @@ class calls {
   }
 
  protected:
-  calls(std::uint32_t id, hang::flight_recorder* recorder) : recorder_(recorder) { history_.id = id; }
+  calls(std::uint32_t id, hang::flight_recorder* recorder) : recorder_(recorder) {
+    history_.id = id;
+  }
 
   [[nodiscard]] std::uint32_t id() const noexcept { return history_.id; }
   [[nodiscard]] hang::flight_recorder* recorder() const noexcept { return recorder_; }
@@ -126,11 +139,12 @@ class calls {
     c.what.tag = {};
     // One communicator, one order: an operation on another stream starts after its predecessor.
     if (last_stream_ != where.stream.id()) where.stream.wait(last_);
-    where.stream.enqueue([c = std::move(c), ticket, recorder = recorder_, run = self().runner()]() mutable {
-      if (recorder != nullptr) recorder->start(ticket);
-      run(c);
-      if (recorder != nullptr) recorder->done(ticket);
-    });
+    where.stream.enqueue(
+        [c = std::move(c), ticket, recorder = recorder_, run = self().runner()]() mutable {
+          if (recorder != nullptr) recorder->start(ticket);
+          run(c);
+          if (recorder != nullptr) recorder->done(ticket);
+        });
     last_.record(where.stream);
     last_stream_ = where.stream.id();
   }

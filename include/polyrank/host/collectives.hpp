@@ -28,8 +28,8 @@ namespace polyrank::host::detail {
 /// A chunk travels in segments. The segments of one wave (up to `lanes` of each chunk) go round
 /// together, wave after wave, so the scratch stays in cache and the link never idles. Messages are
 /// numbered q = (wave * steps + step) * lanes + lane; both neighbours count alike.
-/// Reduce step t (0 ... n-2): send chunk rank-t-1, receive chunk rank-t-2 and add the own part; after
-/// it rank owns chunk `rank`. Gather step t: send chunk rank-t, receive chunk rank-t-1.
+/// Reduce step t (0 ... n-2): send chunk rank-t-1, receive chunk rank-t-2 and add the own part;
+/// after it rank owns chunk `rank`. Gather step t: send chunk rank-t, receive chunk rank-t-1.
 class ring final : public task {
  public:
   enum class kind { all_reduce, reduce_scatter, all_gather };
@@ -41,13 +41,15 @@ class ring final : public task {
 
   /// all_reduce: in, out of `count` elements. reduce_scatter: in of n * count, out of count.
   /// all_gather: in of count, out of n * count. In place where in == (this rank's part of) out.
-  ring(const link& over, kind k, const std::byte* in, std::byte* out, std::size_t count, std::size_t width,
-       reducer op, options o)
-      : task(over), kind_(k), in_(in), out_(out), width_(width), op_(op), n_(static_cast<std::size_t>(over.size())),
-        rank_(static_cast<std::size_t>(over.rank())), lanes_(o.lanes) {
+  ring(const link& over, kind k, const std::byte* in, std::byte* out, std::size_t count,
+       std::size_t width, reducer op, options o)
+      : task(over), kind_(k), in_(in), out_(out), width_(width), op_(op),
+        n_(static_cast<std::size_t>(over.size())), rank_(static_cast<std::size_t>(over.rank())),
+        lanes_(o.lanes) {
     chunk_ = k == kind::all_reduce ? ceil_div(count, n_) : count;
     total_ = k == kind::all_reduce ? count : count * n_;
-    segment_ = std::max<std::size_t>(1, std::min(ceil_div(chunk_, lanes_), o.segment_bytes / width_));
+    segment_ =
+        std::max<std::size_t>(1, std::min(ceil_div(chunk_, lanes_), o.segment_bytes / width_));
     reduce_steps_ = k == kind::all_gather ? 0 : n_ - 1;
     steps_ = reduce_steps_ + (k == kind::reduce_scatter ? 0 : n_ - 1);
     messages_ = ceil_div(chunk_, segment_ * lanes_) * steps_ * lanes_;
@@ -62,12 +64,14 @@ class ring final : public task {
   bool advance() override {
     for (bool moved = true; moved;) {
       moved = false;
-      // Receive q is posted once send q - lanes is complete: its scratch slot is free then, and what
-      // it overwrites in `out` has left.
+      // Receive q is posted once send q - lanes is complete: its scratch slot is free then, and
+      // what it overwrites in `out` has left.
       while (receives_posted_ < messages_ && receives_posted_ < receives_done_ + lanes_ &&
              (receives_posted_ < lanes_ || sends_done_ > receives_posted_ - lanes_)) {
         const piece p = received(receives_posted_);
-        if (p.count > 0) slot(receives_, receives_posted_) = over().receive(previous(), landing(receives_posted_, p), p.count * width_);
+        if (p.count > 0)
+          slot(receives_, receives_posted_) =
+              over().receive(previous(), landing(receives_posted_, p), p.count * width_);
         ++receives_posted_;
         moved = true;
       }
@@ -75,7 +79,9 @@ class ring final : public task {
       while (sends_posted_ < messages_ && sends_posted_ < sends_done_ + lanes_ &&
              (step_of(sends_posted_) == 0 || receives_done_ > sends_posted_ - lanes_)) {
         const piece p = sent(sends_posted_);
-        if (p.count > 0) slot(sends_, sends_posted_) = over().send(next(), source(sends_posted_, p), p.count * width_);
+        if (p.count > 0)
+          slot(sends_, sends_posted_) =
+              over().send(next(), source(sends_posted_, p), p.count * width_);
         ++sends_posted_;
         moved = true;
       }
@@ -113,7 +119,9 @@ class ring final : public task {
   [[nodiscard]] int previous() const noexcept { return static_cast<int>((rank_ + n_ - 1) % n_); }
   [[nodiscard]] std::size_t step_of(std::size_t q) const noexcept { return q / lanes_ % steps_; }
   [[nodiscard]] bool reduces(std::size_t q) const noexcept { return step_of(q) < reduce_steps_; }
-  [[nodiscard]] bool last_reduction(std::size_t q) const noexcept { return step_of(q) + 1 == reduce_steps_; }
+  [[nodiscard]] bool last_reduction(std::size_t q) const noexcept {
+    return step_of(q) + 1 == reduce_steps_;
+  }
 
   [[nodiscard]] piece sent(std::size_t q) const noexcept {
     const std::size_t t = step_of(q);
@@ -121,7 +129,8 @@ class ring final : public task {
   }
   [[nodiscard]] piece received(std::size_t q) const noexcept {
     const std::size_t t = step_of(q);
-    return piece_of(q, reduces(q) ? rank_ + 2 * n_ - t - 2 : rank_ + 2 * n_ - (t - reduce_steps_) - 1);
+    return piece_of(q,
+                    reduces(q) ? rank_ + 2 * n_ - t - 2 : rank_ + 2 * n_ - (t - reduce_steps_) - 1);
   }
   [[nodiscard]] piece piece_of(std::size_t q, std::size_t chunk) const noexcept {
     const std::size_t wave = q / (lanes_ * steps_), lane = q % lanes_;
@@ -130,13 +139,19 @@ class ring final : public task {
     return {begin + offset, end > begin + offset ? end - begin - offset : 0};
   }
 
-  static MPI_Request& slot(std::vector<MPI_Request>& requests, std::size_t q) noexcept { return requests[q % requests.size()]; }
-  [[nodiscard]] std::byte* scratch(std::size_t q) const noexcept { return scratch_.get() + q % window_ * segment_ * width_; }
+  static MPI_Request& slot(std::vector<MPI_Request>& requests, std::size_t q) noexcept {
+    return requests[q % requests.size()];
+  }
+  [[nodiscard]] std::byte* scratch(std::size_t q) const noexcept {
+    return scratch_.get() + q % window_ * segment_ * width_;
+  }
   /// Where the results of this rank's own chunk (or of all chunks) live.
   [[nodiscard]] std::byte* result(const piece& p) const noexcept {
     return out_ + (kind_ == kind::reduce_scatter ? p.begin - rank_ * chunk_ : p.begin) * width_;
   }
-  [[nodiscard]] std::byte* landing(std::size_t q, const piece& p) const noexcept { return reduces(q) ? scratch(q) : result(p); }
+  [[nodiscard]] std::byte* landing(std::size_t q, const piece& p) const noexcept {
+    return reduces(q) ? scratch(q) : result(p);
+  }
   [[nodiscard]] const std::byte* source(std::size_t q, const piece& p) const noexcept {
     if (!reduces(q)) return result(p);
     return step_of(q) == 0 ? in_ + p.begin * width_ : scratch(q - lanes_);
@@ -157,7 +172,8 @@ class ring final : public task {
   std::size_t width_;
   reducer op_;
   std::size_t n_, rank_, lanes_;
-  std::size_t chunk_ = 0, total_ = 0, segment_ = 1, steps_ = 0, reduce_steps_ = 0, messages_ = 0, window_ = 0;
+  std::size_t chunk_ = 0, total_ = 0, segment_ = 1, steps_ = 0, reduce_steps_ = 0, messages_ = 0,
+              window_ = 0;
   std::size_t receives_posted_ = 0, receives_done_ = 0, sends_posted_ = 0, sends_done_ = 0;
   std::vector<MPI_Request> receives_, sends_;
   std::unique_ptr<std::byte[]> scratch_;
@@ -186,7 +202,10 @@ struct doubling_step {
   const int place = rank < 2 * rest ? rank / 2 : rank - rest;
   for (int distance = 1; distance < power; distance *= 2) {
     const int partner = place ^ distance;
-    steps.push_back({.peer = partner < rest ? 2 * partner + 1 : partner + rest, .sends = true, .receives = true, .adds = true});
+    steps.push_back({.peer = partner < rest ? 2 * partner + 1 : partner + rest,
+                     .sends = true,
+                     .receives = true,
+                     .adds = true});
   }
   if (rank < 2 * rest) steps.push_back({.peer = rank - 1, .sends = true});
   return steps;
@@ -195,9 +214,10 @@ struct doubling_step {
 /// all_reduce of small data.
 class doubling final : public task {
  public:
-  doubling(const link& over, const std::byte* in, std::byte* out, std::size_t count, std::size_t width, reducer op)
-      : task(over), out_(out), count_(count), width_(width), op_(op), steps_(doubling_steps(over.rank(), over.size())),
-        scratch_(count * width) {
+  doubling(const link& over, const std::byte* in, std::byte* out, std::size_t count,
+           std::size_t width, reducer op)
+      : task(over), out_(out), count_(count), width_(width), op_(op),
+        steps_(doubling_steps(over.rank(), over.size())), scratch_(count * width) {
     if (in != out && count > 0) std::memcpy(out, in, count * width);
     if (count == 0) steps_.clear();
   }
@@ -207,7 +227,8 @@ class doubling final : public task {
       const doubling_step& s = steps_[at_];
       if (!posted_) {
         posted_ = true;
-        if (s.receives) receive_ = over().receive(s.peer, s.adds ? scratch_.data() : out_, count_ * width_);
+        if (s.receives)
+          receive_ = over().receive(s.peer, s.adds ? scratch_.data() : out_, count_ * width_);
         if (s.sends) send_ = over().send(s.peer, out_, count_ * width_);
       }
       if (!link::test(receive_) || !link::test(send_)) return false;
@@ -258,19 +279,22 @@ struct tree_place {
 class tree final : public task {
  public:
   tree(const link& over, std::byte* data, std::size_t bytes, int root, std::size_t segment_bytes)
-      : task(over), data_(data), bytes_(bytes), segment_(segment_bytes), segments_(ceil_div(bytes, segment_bytes)),
+      : task(over), data_(data), bytes_(bytes), segment_(segment_bytes),
+        segments_(ceil_div(bytes, segment_bytes)),
         place_(binomial_place(over.rank(), over.size(), root)) {
     if (place_.parent < 0) arrived_ = posted_ = segments_;
   }
 
   bool advance() override {
     while (posted_ < segments_ && posted_ < arrived_ + receives_.size()) {
-      receives_[posted_ % receives_.size()] = over().receive(place_.parent, at(posted_), size(posted_));
+      receives_[posted_ % receives_.size()] =
+          over().receive(place_.parent, at(posted_), size(posted_));
       ++posted_;
     }
     while (arrived_ < posted_ && link::test(receives_[arrived_ % receives_.size()])) ++arrived_;
     while (forwarded_ < arrived_ && sends_.size() < 4 * place_.children.size() + 1) {
-      for (const int child : place_.children) sends_.push_back(over().send(child, at(forwarded_), size(forwarded_)));
+      for (const int child : place_.children)
+        sends_.push_back(over().send(child, at(forwarded_), size(forwarded_)));
       ++forwarded_;
     }
     std::erase_if(sends_, [](MPI_Request& r) { return link::test(r); });
@@ -283,7 +307,9 @@ class tree final : public task {
 
  private:
   [[nodiscard]] std::byte* at(std::size_t i) const noexcept { return data_ + i * segment_; }
-  [[nodiscard]] std::size_t size(std::size_t i) const noexcept { return std::min(segment_, bytes_ - i * segment_); }
+  [[nodiscard]] std::size_t size(std::size_t i) const noexcept {
+    return std::min(segment_, bytes_ - i * segment_);
+  }
 
   std::byte* data_;
   std::size_t bytes_, segment_, segments_;
@@ -305,7 +331,8 @@ class batch final : public task {
   bool advance() override {
     for (; posted_ < parts_.size(); ++posted_) {
       const part& p = parts_[posted_];
-      requests_.push_back(p.sends ? over().send(p.peer, p.data, p.bytes) : over().receive(p.peer, p.data, p.bytes));
+      requests_.push_back(p.sends ? over().send(p.peer, p.data, p.bytes)
+                                  : over().receive(p.peer, p.data, p.bytes));
     }
     while (done_ < requests_.size() && link::test(requests_[done_])) ++done_;
     return done_ == parts_.size();

@@ -36,7 +36,8 @@ struct tuning {
 class mpi_control {
  public:
   mpi_control(progress_engine& engine, std::vector<int> members, std::uint32_t context)
-      : engine_(&engine), link_(std::make_shared<const link>(engine.make_link(std::move(members), context, 1))) {}
+      : engine_(&engine),
+        link_(std::make_shared<const link>(engine.make_link(std::move(members), context, 1))) {}
 
   [[nodiscard]] int rank() const noexcept { return link_->rank(); }
   [[nodiscard]] int size() const noexcept { return link_->size(); }
@@ -48,7 +49,8 @@ class mpi_control {
     const std::size_t n = lengths.size();
     std::vector<std::byte> mine(longest), all(longest * n);
     if (!bytes.empty()) std::memcpy(mine.data(), bytes.data(), bytes.size());
-    detail::ring task(*link_, detail::ring::kind::all_gather, mine.data(), all.data(), longest, 1, nullptr, {});
+    detail::ring task(*link_, detail::ring::kind::all_gather, mine.data(), all.data(), longest, 1,
+                      nullptr, {});
     engine_->run(task);
     std::vector<std::string> out;
     out.reserve(n);
@@ -67,7 +69,8 @@ class mpi_control {
     try {
       doubling(nothing, deadline);
     } catch (const timeout_error&) {
-      throw timeout_error(polyrank::detail::cat("barrier: not all of ", size(), " ranks came within ", deadline.count(), " ms"));
+      throw timeout_error(polyrank::detail::cat("barrier: not all of ", size(),
+                                                " ranks came within ", deadline.count(), " ms"));
     }
   }
 
@@ -75,14 +78,16 @@ class mpi_control {
   template <class T>
   std::vector<T> gather(T value) {
     std::vector<T> all(static_cast<std::size_t>(size()));
-    detail::ring task(*link_, detail::ring::kind::all_gather, reinterpret_cast<const std::byte*>(&value),
+    detail::ring task(*link_, detail::ring::kind::all_gather,
+                      reinterpret_cast<const std::byte*>(&value),
                       reinterpret_cast<std::byte*>(all.data()), 1, sizeof(T), nullptr, {});
     engine_->run(task);
     return all;
   }
   void doubling(std::int64_t& value, std::chrono::nanoseconds deadline) {
     auto* data = reinterpret_cast<std::byte*>(&value);
-    detail::doubling task(*link_, data, data, 1, sizeof value, detail::reducer_of(dtype::i64, reduce_op::max));
+    detail::doubling task(*link_, data, data, 1, sizeof value,
+                          detail::reducer_of(dtype::i64, reduce_op::max));
     engine_->run(task, deadline);
   }
 
@@ -107,10 +112,12 @@ class communicator : public detail::calls<communicator> {
   [[nodiscard]] int size() const noexcept { return link_->size(); }
   [[nodiscard]] mpi_control& control() noexcept { return control_; }
 
-  /// A stream that this communicator can serve: worker, or immediate where MPI allows one thread only.
+  /// A stream that this communicator can serve: worker, or immediate where MPI allows one thread
+  /// only.
   [[nodiscard]] stream make_stream() const { return stream(stream_mode()); }
   [[nodiscard]] stream::mode stream_mode() const noexcept {
-    return engine_->running_mode() == progress_engine::mode::threaded ? stream::mode::worker : stream::mode::immediate;
+    return engine_->running_mode() == progress_engine::mode::threaded ? stream::mode::worker
+                                                                      : stream::mode::immediate;
   }
 
   /// The ranks of one colour, ordered by (key, rank). @collective
@@ -121,7 +128,8 @@ class communicator : public detail::calls<communicator> {
     };
     const entry mine{colour, key, rank(), link_->member(rank()), engine_->next_context.load()};
     std::vector<entry> all;
-    for (const std::string& word : control_.all_gather({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+    for (const std::string& word :
+         control_.all_gather({reinterpret_cast<const char*>(&mine), sizeof mine})) {
       entry e{};
       std::memcpy(&e, word.data(), sizeof e);
       all.push_back(e);
@@ -131,8 +139,9 @@ class communicator : public detail::calls<communicator> {
     // Groups of one split share no rank, so they can share the context number.
     engine_->next_context = context + 1;
     std::erase_if(all, [&](const entry& e) { return e.colour != colour; });
-    std::sort(all.begin(), all.end(),
-              [](const entry& a, const entry& b) { return std::tie(a.key, a.rank) < std::tie(b.key, b.rank); });
+    std::sort(all.begin(), all.end(), [](const entry& a, const entry& b) {
+      return std::tie(a.key, a.rank) < std::tie(b.key, b.rank);
+    });
     std::vector<int> members;
     for (const entry& e : all) members.push_back(e.member);
     return {*engine_, std::move(members), context, recorder(), tuning_};
@@ -167,7 +176,8 @@ class communicator : public detail::calls<communicator> {
       const auto op = detail::reducer_of(c.what.type, c.what.op);
       const auto ring = [&](detail::ring::kind kind) {
         detail::ring task(*over, kind, c.in, c.out, count, width, op,
-                          {.segment_bytes = std::min(cut.segment_bytes, engine->max_message()), .lanes = cut.lanes});
+                          {.segment_bytes = std::min(cut.segment_bytes, engine->max_message()),
+                           .lanes = cut.lanes});
         engine->run(task);
       };
       switch (c.what.kind) {
@@ -177,17 +187,21 @@ class communicator : public detail::calls<communicator> {
           return engine->run(task);
         }
         return ring(detail::ring::kind::all_reduce);
-      case op_kind::reduce_scatter: return ring(detail::ring::kind::reduce_scatter);
-      case op_kind::all_gather: return ring(detail::ring::kind::all_gather);
+      case op_kind::reduce_scatter:
+        return ring(detail::ring::kind::reduce_scatter);
+      case op_kind::all_gather:
+        return ring(detail::ring::kind::all_gather);
       case op_kind::broadcast: {
-        detail::tree task(*over, c.out, count * width, c.what.peer, std::min(cut.segment_bytes, engine->max_message()));
+        detail::tree task(*over, c.out, count * width, c.what.peer,
+                          std::min(cut.segment_bytes, engine->max_message()));
         return engine->run(task);
       }
       case op_kind::all_to_all: {
         const std::size_t chunk = count * width, n = static_cast<std::size_t>(over->size());
         detail::batch task(*over, engine->max_message());
         for (std::size_t i = 1; i < n; ++i) {
-          const std::size_t me = static_cast<std::size_t>(over->rank()), from = (me + n - i) % n, to = (me + i) % n;
+          const std::size_t me = static_cast<std::size_t>(over->rank()), from = (me + n - i) % n,
+                            to = (me + i) % n;
           task.add(static_cast<int>(from), c.out + from * chunk, chunk, false);
           task.add(static_cast<int>(to), const_cast<std::byte*>(c.in) + to * chunk, chunk, true);
         }
@@ -206,7 +220,8 @@ class communicator : public detail::calls<communicator> {
 
   void accept(const stream& s) const {
     expects(s.immediate() || stream_mode() == stream::mode::worker,
-            "MPI was initialised below MPI_THREAD_MULTIPLE, so communication must run on the calling thread: make the "
+            "MPI was initialised below MPI_THREAD_MULTIPLE, so communication must run on the "
+            "calling thread: make the "
             "stream with comm.make_stream(), or call MPI_Init_thread with MPI_THREAD_MULTIPLE");
   }
   [[nodiscard]] executor runner() const { return {engine_, link_, tuning_}; }

@@ -37,18 +37,22 @@ inline void futex_wait(futex_word& word, std::uint32_t expected,
                        std::chrono::nanoseconds timeout = std::chrono::hours(1)) noexcept {
 #if defined(__linux__)
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(timeout);
-  const timespec limit{static_cast<std::time_t>(seconds.count()), static_cast<long>((timeout - seconds).count())};
-  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, &limit, nullptr, 0);
+  const timespec limit{static_cast<std::time_t>(seconds.count()),
+                       static_cast<long>((timeout - seconds).count())};
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, &limit,
+          nullptr, 0);
 #else
   if (word.load(std::memory_order_relaxed) == expected)
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(timeout, std::chrono::microseconds(50)));
+    std::this_thread::sleep_for(
+        std::min<std::chrono::nanoseconds>(timeout, std::chrono::microseconds(50)));
 #endif
 }
 
 /// Wakes every thread that sleeps on `word`.
 inline void futex_wake(futex_word& word) noexcept {
 #if defined(__linux__)
-  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT32_MAX,
+          nullptr, nullptr, 0);
 #else
   (void)word;
 #endif
@@ -56,8 +60,8 @@ inline void futex_wake(futex_word& word) noexcept {
 
 /// A flag that is raised once (until reset by its owner) and slept on by any number of threads.
 ///
-/// raise -> wait is the only order it creates: a waiter sees what the raiser did before, and nothing
-/// flows the other way.
+/// raise -> wait is the only order it creates: a waiter sees what the raiser did before, and
+/// nothing flows the other way.
 class flag {
  public:
   void raise() noexcept {
@@ -78,7 +82,9 @@ class flag {
       if (left <= std::chrono::nanoseconds(0)) return false;
       std::uint32_t expected = down;
       word_.compare_exchange_strong(expected, sleeping, std::memory_order_relaxed);
-      if (expected != up) futex_wait(word_, sleeping, std::min<std::chrono::nanoseconds>(left, std::chrono::hours(1)));
+      if (expected != up)
+        futex_wait(word_, sleeping,
+                   std::min<std::chrono::nanoseconds>(left, std::chrono::hours(1)));
     }
     return true;
   }

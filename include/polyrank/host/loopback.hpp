@@ -124,7 +124,9 @@ struct group {
             host::detail::futex_wait(phase, before, std::chrono::milliseconds(5));
           return phase.load(std::memory_order_acquire) != before;
         },
-        [&] { return polyrank::detail::cat(what, " of communicator ", id, " timed out: ", missing()); },
+        [&] {
+          return polyrank::detail::cat(what, " of communicator ", id, " timed out: ", missing());
+        },
         timeout);
   }
 
@@ -134,8 +136,10 @@ struct group {
     for (const auto& e : entered) most = std::max(most, e.load(std::memory_order_relaxed));
     std::string list;
     for (std::size_t r = 0; r < size; ++r)
-      if (entered[r].load(std::memory_order_relaxed) < most) list += polyrank::detail::cat(list.empty() ? "" : ", ", r);
-    return list.empty() ? "some ranks never came" : polyrank::detail::cat("ranks that did not enter it: ", list);
+      if (entered[r].load(std::memory_order_relaxed) < most)
+        list += polyrank::detail::cat(list.empty() ? "" : ", ", r);
+    return list.empty() ? "some ranks never came"
+                        : polyrank::detail::cat("ranks that did not enter it: ", list);
   }
 };
 
@@ -151,7 +155,8 @@ struct runner {
       if (f.what == fault::kind::delay) std::this_thread::sleep_for(f.delay);
       if (f.what == fault::kind::drop) return;
       if (f.what == fault::kind::fail)
-        throw comm_error(c.name, -1, polyrank::detail::cat("injected fault on rank ", rank), c.what.site);
+        throw comm_error(c.name, -1, polyrank::detail::cat("injected fault on rank ", rank),
+                         c.what.site);
     }
     g->entered[rank].store(k, std::memory_order_relaxed);
     if (c.what.kind == hang::op_kind::exchange) return exchange(c);
@@ -164,18 +169,21 @@ struct runner {
   }
 
  private:
-  [[nodiscard]] std::chrono::nanoseconds timeout() const noexcept { return g->shared.settings.timeout; }
+  [[nodiscard]] std::chrono::nanoseconds timeout() const noexcept {
+    return g->shared.settings.timeout;
+  }
 
   [[nodiscard]] std::string compare() const {
     const auto describe = [&](std::size_t r) {
       const call& c = *g->posted[r];
-      return polyrank::detail::cat("rank ", r, ": ", c.name, ' ', name_of(c.what.op), " of ", c.what.count, ' ',
-                                   name_of(c.what.type), " at ", c.what.site.file_name(), ':', c.what.site.line);
+      return polyrank::detail::cat("rank ", r, ": ", c.name, ' ', name_of(c.what.op), " of ",
+                                   c.what.count, ' ', name_of(c.what.type), " at ",
+                                   c.what.site.file_name(), ':', c.what.site.line);
     };
     for (std::size_t r = 1; r < g->size; ++r)
       if (g->posted[r]->what.signature() != g->posted[0]->what.signature())
-        return polyrank::detail::cat("ranks issued different operations on communicator ", g->id, ": ", describe(0),
-                                     "; ", describe(r));
+        return polyrank::detail::cat("ranks issued different operations on communicator ", g->id,
+                                     ": ", describe(0), "; ", describe(r));
     return {};
   }
 
@@ -191,7 +199,8 @@ struct runner {
       const range mine = partition(c.what.count, n, rank);
       std::vector<std::byte> sum(mine.size() * width);
       reduce_into(sum.data(), mine.begin * width, mine.size(), c);
-      for (std::size_t r = 0; r < n; ++r) put(g->posted[r]->out + mine.begin * width, sum.data(), sum.size());
+      for (std::size_t r = 0; r < n; ++r)
+        put(g->posted[r]->out + mine.begin * width, sum.data(), sum.size());
       break;
     }
     case hang::op_kind::reduce_scatter: {
@@ -206,8 +215,11 @@ struct runner {
     case hang::op_kind::all_to_all:
       for (std::size_t r = 0; r < n; ++r) put(c.out + r * chunk, in(r) + rank * chunk, chunk);
       break;
-    case hang::op_kind::broadcast: put(c.out, in(static_cast<std::size_t>(c.what.peer)), chunk); break;
-    case hang::op_kind::exchange: break;
+    case hang::op_kind::broadcast:
+      put(c.out, in(static_cast<std::size_t>(c.what.peer)), chunk);
+      break;
+    case hang::op_kind::exchange:
+      break;
     }
   }
 
@@ -234,7 +246,10 @@ struct runner {
       if (!t.sends) receive(c, t);
     for (auto& m : outgoing)
       g->wait_until([&] { return m.taken.wait(std::chrono::milliseconds(5)); },
-                    [&] { return polyrank::detail::cat(c.name, " timed out on rank ", rank, ": nobody received"); },
+                    [&] {
+                      return polyrank::detail::cat(c.name, " timed out on rank ", rank,
+                                                   ": nobody received");
+                    },
                     timeout());
   }
 
@@ -253,15 +268,16 @@ struct runner {
           return false;
         },
         [&] {
-          return polyrank::detail::cat(c.name, " timed out: rank ", rank, " waits for a message from rank ", t.peer);
+          return polyrank::detail::cat(c.name, " timed out: rank ", rank,
+                                       " waits for a message from rank ", t.peer);
         },
         timeout());
     const std::size_t sent = m->bytes;
     if (sent == t.count && sent != 0) std::memcpy(t.data, m->data, sent);
     m->taken.raise();
     if (sent != t.count)
-      throw mismatch_error(polyrank::detail::cat(c.name, ": rank ", t.peer, " sent ", sent, " bytes, rank ", rank,
-                                                 " expected ", t.count),
+      throw mismatch_error(polyrank::detail::cat(c.name, ": rank ", t.peer, " sent ", sent,
+                                                 " bytes, rank ", rank, " expected ", t.count),
                            c.what.site);
   }
 };
@@ -285,7 +301,8 @@ class control {
   }
   std::int64_t all_reduce_max(std::int64_t value) {
     std::int64_t most = value;
-    for (const std::string& word : all_gather({reinterpret_cast<const char*>(&value), sizeof value})) {
+    for (const std::string& word :
+         all_gather({reinterpret_cast<const char*>(&value), sizeof value})) {
       std::int64_t theirs;
       std::memcpy(&theirs, word.data(), sizeof theirs);
       most = std::max(most, theirs);
@@ -319,13 +336,15 @@ class communicator : public host::detail::calls<communicator> {
     };
     const entry mine{colour, key, rank()};
     std::vector<entry> members;
-    for (const std::string& word : control_.all_gather({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+    for (const std::string& word :
+         control_.all_gather({reinterpret_cast<const char*>(&mine), sizeof mine})) {
       entry e;
       std::memcpy(&e, word.data(), sizeof e);
       if (e.colour == colour) members.push_back(e);
     }
-    std::sort(members.begin(), members.end(),
-              [](const entry& a, const entry& b) { return std::tie(a.key, a.rank) < std::tie(b.key, b.rank); });
+    std::sort(members.begin(), members.end(), [](const entry& a, const entry& b) {
+      return std::tie(a.key, a.rank) < std::tie(b.key, b.rank);
+    });
     std::size_t new_rank = 0;
     while (members[new_rank].rank != rank()) ++new_rank;
     detail::hub& hub = group_->shared;
@@ -361,8 +380,9 @@ class communicator : public host::detail::calls<communicator> {
   stream::mode mode_ = stream::mode::worker;
 };
 
-/// Runs `body(communicator&)` on `n` threads, one per rank. If bodies throw, the others are released
-/// and the first cause is rethrown here (an aborted_error only if there is nothing better).
+/// Runs `body(communicator&)` on `n` threads, one per rank. If bodies throw, the others are
+/// released and the first cause is rethrown here (an aborted_error only if there is nothing
+/// better).
 template <class Body>
 void run(int n, Body body, options settings) {
   expects(n > 0, "loopback::run: ", n, " ranks; at least 1 is needed");

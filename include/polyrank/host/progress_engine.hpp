@@ -1,7 +1,7 @@
 // The progress engine: one thread per process that makes every MPI call of polyrank.
 //
-// An operation is a `task`: a small state machine over MPI_Isend/MPI_Irecv that is advanced until it
-// is finished. The engine advances all active tasks in turn and, when none moves, spins, then
+// An operation is a `task`: a small state machine over MPI_Isend/MPI_Irecv that is advanced until
+// it is finished. The engine advances all active tasks in turn and, when none moves, spins, then
 // yields, then sleeps. It never makes a blocking MPI call, so it can always notice an abort.
 //
 //     struct hello : host::task {                 // rank 0 -> rank 1, one int
@@ -9,8 +9,9 @@
 //     };
 //     engine.run(task);                           // any thread; blocks until finished, rethrows
 //
-// Modes: `threaded` needs MPI_THREAD_MULTIPLE, because the program's own threads may call MPI at any
-// time. `inline_` advances tasks on the thread that calls run(): for an adopted MPI below MULTIPLE.
+// Modes: `threaded` needs MPI_THREAD_MULTIPLE, because the program's own threads may call MPI at
+// any time. `inline_` advances tasks on the thread that calls run(): for an adopted MPI below
+// MULTIPLE.
 //
 // Abort: abort(cause) on any rank sends one eager message to every peer; their tasks and all later
 // ones fail with aborted_error{cause}. Nothing of this blocks.
@@ -37,8 +38,10 @@ namespace polyrank::host {
 /// Messages of one link between two ranks arrive in order.
 class link {
  public:
-  link(MPI_Comm comm, int tag, std::vector<int> members, int rank, std::atomic<std::uint64_t>& bytes_sent)
-      : comm_(comm), tag_(tag), members_(std::move(members)), rank_(rank), bytes_sent_(&bytes_sent) {}
+  link(MPI_Comm comm, int tag, std::vector<int> members, int rank,
+       std::atomic<std::uint64_t>& bytes_sent)
+      : comm_(comm), tag_(tag), members_(std::move(members)), rank_(rank),
+        bytes_sent_(&bytes_sent) {}
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
@@ -48,13 +51,17 @@ class link {
   /// Starts to send at most `max_message` bytes to group rank `peer`.
   [[nodiscard]] MPI_Request send(int peer, const std::byte* data, std::size_t bytes) const {
     MPI_Request r = MPI_REQUEST_NULL;
-    detail::check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, member(peer), tag_, comm_, &r), "MPI_Isend");
+    detail::check_mpi(
+        MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, member(peer), tag_, comm_, &r),
+        "MPI_Isend");
     bytes_sent_->fetch_add(bytes, std::memory_order_relaxed);
     return r;
   }
   [[nodiscard]] MPI_Request receive(int peer, std::byte* data, std::size_t bytes) const {
     MPI_Request r = MPI_REQUEST_NULL;
-    detail::check_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, member(peer), tag_, comm_, &r), "MPI_Irecv");
+    detail::check_mpi(
+        MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, member(peer), tag_, comm_, &r),
+        "MPI_Irecv");
     return r;
   }
   /// True when `r` is complete (or null); it is null afterwards.
@@ -120,8 +127,8 @@ class progress_engine {
   /// message in bytes; the same on all ranks.
   progress_engine(MPI_Comm comm, mode m, std::size_t max_message = std::size_t{1} << 30)
       : comm_(comm), mode_(m), max_message_(max_message) {
-    expects(max_message > 0 && max_message <= std::size_t{1} << 30, "progress_engine: max_message ", max_message,
-            " is not in 1 ... 2^30 bytes");
+    expects(max_message > 0 && max_message <= std::size_t{1} << 30, "progress_engine: max_message ",
+            max_message, " is not in 1 ... 2^30 bytes");
     detail::check_mpi(MPI_Comm_rank(comm, &rank_), "MPI_Comm_rank");
     detail::check_mpi(MPI_Comm_size(comm, &size_), "MPI_Comm_size");
     detail::check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -139,13 +146,14 @@ class progress_engine {
   [[nodiscard]] mode running_mode() const noexcept { return mode_; }
   [[nodiscard]] std::size_t max_message() const noexcept { return max_message_; }
 
-  /// A link over the group `members` (ranks of this engine) for context `context`; kind 0 or 1 gives
-  /// two independent channels of one context.
+  /// A link over the group `members` (ranks of this engine) for context `context`; kind 0 or 1
+  /// gives two independent channels of one context.
   [[nodiscard]] link make_link(std::vector<int> members, std::uint32_t context, int kind) {
     int rank = -1;
     for (std::size_t i = 0; i < members.size(); ++i)
       if (members[i] == rank_) rank = static_cast<int>(i);
-    expects(context < max_contexts, "too many communicators: ", context, " exist, ", max_contexts, " are possible");
+    expects(context < max_contexts, "too many communicators: ", context, " exist, ", max_contexts,
+            " are possible");
     return {comm_, 1 + static_cast<int>(context) * 2 + kind, std::move(members), rank, bytes_sent_};
   }
   /// All ranks, in order.
@@ -156,14 +164,16 @@ class progress_engine {
   }
 
   /// Bytes that this rank has sent, of all communicators, agreement at start-up included.
-  [[nodiscard]] std::uint64_t bytes_sent() const noexcept { return bytes_sent_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t bytes_sent() const noexcept {
+    return bytes_sent_.load(std::memory_order_relaxed);
+  }
 
   /// Context numbers that this process has given out; the next free one of a group is the maximum
   /// over its ranks.
   std::atomic<std::uint32_t> next_context{0};
 
-  /// Runs `t` to its end. Throws what it threw, aborted_error after an abort, timeout_error if it is
-  /// not finished within `timeout`.
+  /// Runs `t` to its end. Throws what it threw, aborted_error after an abort, timeout_error if it
+  /// is not finished within `timeout`.
   void run(task& t, std::chrono::nanoseconds timeout = std::chrono::hours(24 * 365)) {
     if (mode_ == mode::inline_) {
       const auto deadline = std::chrono::steady_clock::now() + timeout;
@@ -190,15 +200,16 @@ class progress_engine {
     set_cause(cause);
     tell_ = true;
     abort_state_.store(2, std::memory_order_release);
-    if (mode_ == mode::threaded)
-      try {
+    if (mode_ == mode::threaded) try {
         queue_.push([] {}); // wake up
       } catch (...) {       // out of memory: the engine sees the flag at its next turn
       }
     else
       tell_peers();
   }
-  [[nodiscard]] bool aborted() const noexcept { return abort_state_.load(std::memory_order_acquire) == 2; }
+  [[nodiscard]] bool aborted() const noexcept {
+    return abort_state_.load(std::memory_order_acquire) == 2;
+  }
   /// The cause; valid once aborted().
   [[nodiscard]] const char* cause() const noexcept { return cause_.data(); }
   void check() const {
@@ -293,15 +304,17 @@ class progress_engine {
   }
 
   void listen() {
-    detail::check_mpi(MPI_Irecv(heard_text_.data(), static_cast<int>(heard_text_.size()), MPI_CHAR, MPI_ANY_SOURCE,
-                                notice_tag, comm_, &heard_),
+    detail::check_mpi(MPI_Irecv(heard_text_.data(), static_cast<int>(heard_text_.size()), MPI_CHAR,
+                                MPI_ANY_SOURCE, notice_tag, comm_, &heard_),
                       "MPI_Irecv");
   }
 
   /// Looks for an abort notice of a peer.
   void hear() noexcept {
     int done = 0;
-    if (heard_ == MPI_REQUEST_NULL || MPI_Test(&heard_, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done == 0) return;
+    if (heard_ == MPI_REQUEST_NULL || MPI_Test(&heard_, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS ||
+        done == 0)
+      return;
     int expected = 0;
     if (!abort_state_.compare_exchange_strong(expected, 1)) return;
     heard_text_.back() = '\0';
@@ -315,13 +328,16 @@ class progress_engine {
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
       MPI_Request request = MPI_REQUEST_NULL;
-      if (MPI_Isend(cause_.data(), static_cast<int>(cause_.size()), MPI_CHAR, r, notice_tag, comm_, &request) == MPI_SUCCESS)
+      if (MPI_Isend(cause_.data(), static_cast<int>(cause_.size()), MPI_CHAR, r, notice_tag, comm_,
+                    &request) == MPI_SUCCESS)
         sent.push_back(request);
     }
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
     int done = 0;
     while (done == 0 && std::chrono::steady_clock::now() < deadline) {
-      if (MPI_Testall(static_cast<int>(sent.size()), sent.data(), &done, MPI_STATUSES_IGNORE) != MPI_SUCCESS) break;
+      if (MPI_Testall(static_cast<int>(sent.size()), sent.data(), &done, MPI_STATUSES_IGNORE) !=
+          MPI_SUCCESS)
+        break;
       std::this_thread::yield();
     }
   }

@@ -42,22 +42,32 @@ template <reduce_op Op>
     };
   };
   switch (type) {
-  case dtype::u8: return of(std::uint8_t{});
-  case dtype::i32: return of(std::int32_t{});
-  case dtype::i64: return of(std::int64_t{});
-  case dtype::f16: return of(fp16{});
-  case dtype::bf16: return of(bf16{});
-  case dtype::f32: return of(float{});
-  case dtype::f64: break;
+  case dtype::u8:
+    return of(std::uint8_t{});
+  case dtype::i32:
+    return of(std::int32_t{});
+  case dtype::i64:
+    return of(std::int64_t{});
+  case dtype::f16:
+    return of(fp16{});
+  case dtype::bf16:
+    return of(bf16{});
+  case dtype::f32:
+    return of(float{});
+  case dtype::f64:
+    break;
   }
   return of(double{});
 }
 
 [[nodiscard]] constexpr reducer reducer_of(dtype type, reduce_op op) noexcept {
   switch (op) {
-  case reduce_op::sum: return reducer_of<reduce_op::sum>(type);
-  case reduce_op::min: return reducer_of<reduce_op::min>(type);
-  case reduce_op::max: break;
+  case reduce_op::sum:
+    return reducer_of<reduce_op::sum>(type);
+  case reduce_op::min:
+    return reducer_of<reduce_op::min>(type);
+  case reduce_op::max:
+    break;
   }
   return reducer_of<reduce_op::max>(type);
 }

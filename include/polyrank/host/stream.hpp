@@ -1,9 +1,9 @@
 // Host streams and events: CUDA's ordering model on CPU threads.
 //
 // A worker stream is a thread that runs closures in order while the host goes on; so a forgotten
-// `wait` is a real data race, which ThreadSanitizer finds on a laptop. An immediate stream runs each
-// closure at once on the calling thread: simplest to debug, and needed where MPI calls must stay on
-// one thread.
+// `wait` is a real data race, which ThreadSanitizer finds on a laptop. An immediate stream runs
+// each closure at once on the calling thread: simplest to debug, and needed where MPI calls must
+// stay on one thread.
 //
 //     host::stream compute, side;
 //     host::event ready;
@@ -55,7 +55,9 @@ struct point {
 /// A borrowed point, held by a closure.
 class point_ref {
  public:
-  explicit point_ref(point* p) noexcept : point_(p) { p->users.fetch_add(1, std::memory_order_relaxed); }
+  explicit point_ref(point* p) noexcept : point_(p) {
+    p->users.fetch_add(1, std::memory_order_relaxed);
+  }
   point_ref(point_ref&& other) noexcept : point_(std::exchange(other.point_, nullptr)) {}
   point_ref& operator=(point_ref&&) = delete;
   ~point_ref() {
@@ -89,7 +91,9 @@ class event {
   /// Moves the event to the present end of `s`.
   inline void record(stream& s);
   /// True when the work before the point has run (or was skipped because its stream had failed).
-  [[nodiscard]] bool query() const noexcept { return current_ == nullptr || current_->reached.raised(); }
+  [[nodiscard]] bool query() const noexcept {
+    return current_ == nullptr || current_->reached.raised();
+  }
   /// The host waits for the point; rethrows what failed before it.
   void synchronize() const {
     if (current_ == nullptr) return;

@@ -29,7 +29,8 @@ class work_queue {
   work_queue(const work_queue&) = delete;
   work_queue& operator=(const work_queue&) = delete;
   ~work_queue() {
-    while (head_ != nullptr) delete std::exchange(head_, head_->next.load(std::memory_order_acquire));
+    while (head_ != nullptr)
+      delete std::exchange(head_, head_->next.load(std::memory_order_acquire));
   }
 
   /// Appends `closure`; any thread.

@@ -27,7 +27,8 @@ namespace polyrank::launch {
 [[nodiscard]] inline std::string cpu_mask_warning(int cpus, int cpus_of_host) {
   if (cpus > 1 || cpus_of_host < 2) return {};
   return detail::cat("this rank may use ", cpus, " of ", cpus_of_host,
-                     " CPUs, so its threads take turns; start with `mpirun --bind-to none ...` (Open MPI binds 2 ranks "
+                     " CPUs, so its threads take turns; start with `mpirun --bind-to none ...` "
+                     "(Open MPI binds 2 ranks "
                      "to one core each by default)");
 }
 

@@ -1,5 +1,5 @@
-// The main function of a distributed program: runs a body in a world of its own and turns whatever it
-// throws into one message and one exit code for the whole job.
+// The main function of a distributed program: runs a body in a world of its own and turns whatever
+// it throws into one message and one exit code for the whole job.
 //
 //     int main(int argc, char** argv) {
 //       return polyrank::launch::run(argc, argv, [](polyrank::launch::world& world) {
@@ -46,7 +46,9 @@ template <class Body>
     if (shared ? w->rank() == 0 : !second_hand) {
       say(w->label(), e.what());
       if (!shared && w->recorder().size() > 0)
-        std::fputs(detail::cat("[", w->label(), "] last operations:\n", w->recorder().text(8)).c_str(), stderr);
+        std::fputs(
+            detail::cat("[", w->label(), "] last operations:\n", w->recorder().text(8)).c_str(),
+            stderr);
       std::fflush(stderr);
     }
     if (shared) {
@@ -55,7 +57,8 @@ template <class Body>
     }
     // Peers that wait in an operation learn the cause from the engine, then MPI ends them.
     w->engine().abort(detail::cat(w->label(), ": ", e.what()));
-    if (second_hand) std::this_thread::sleep_for(std::chrono::seconds(2)); // the first one ends the job
+    if (second_hand)
+      std::this_thread::sleep_for(std::chrono::seconds(2)); // the first one ends the job
     w->engine().stop();
     end_job(code, std::chrono::seconds(0));
     for (;;) std::this_thread::sleep_for(std::chrono::seconds(1)); // until one of them ends us

@@ -11,8 +11,8 @@
 // communication runs on the calling thread.
 //
 // If a world goes away while an exception unwinds, its peers get an abort notice from the engine
-// thread; nothing here waits for MPI. A world that owns MPI then ends the job: it leaves the program
-// two seconds to report its exception, calls MPI_Abort, and _exit(1) three seconds later.
+// thread; nothing here waits for MPI. A world that owns MPI then ends the job: it leaves the
+// program two seconds to report its exception, calls MPI_Abort, and _exit(1) three seconds later.
 // launch::run (run.hpp) does this at once and with the cause; programs should use it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -39,12 +39,13 @@
 namespace polyrank::launch {
 
 struct world_options {
-  std::size_t recorder_slots = 4096;            ///< of the flight recorder
+  std::size_t recorder_slots = 4096;              ///< of the flight recorder
   std::size_t max_message = std::size_t{1} << 30; ///< bytes of one MPI message; smaller in tests
   host::tuning tuning{};
 };
 
-/// Ends the process even if MPI does not come back: MPI_Abort after `grace`, _exit three seconds later.
+/// Ends the process even if MPI does not come back: MPI_Abort after `grace`, _exit three seconds
+/// later.
 inline void end_job(int code, std::chrono::milliseconds grace) noexcept {
   try {
     std::thread([code, grace] {
@@ -75,7 +76,8 @@ class world {
     MPI_Initialized(&running);
     expects(running == 0, "world: MPI is initialised already; use world::adopt(communicator)");
     int level = 0;
-    host::detail::check_mpi(MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    host::detail::check_mpi(MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level),
+                            "MPI_Init_thread");
     start(MPI_COMM_WORLD, true, level, o);
   }
 
@@ -84,7 +86,8 @@ class world {
     int running = 0, over = 0, level = 0;
     MPI_Initialized(&running);
     MPI_Finalized(&over);
-    expects(running != 0, "world::adopt: MPI is not initialised; call MPI_Init_thread first, or use world(argc, argv)");
+    expects(running != 0, "world::adopt: MPI is not initialised; call MPI_Init_thread first, or "
+                          "use world(argc, argv)");
     expects(over == 0, "world::adopt: MPI is finalised already");
     host::detail::check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
     world w;
@@ -108,9 +111,13 @@ class world {
   [[nodiscard]] const std::string& host() const noexcept { return state_->host; }
   [[nodiscard]] bool owns_mpi() const noexcept { return state_->owns; }
   /// The launcher that started this process, if any.
-  [[nodiscard]] const std::optional<launch::launcher>& launcher() const noexcept { return state_->from; }
+  [[nodiscard]] const std::optional<launch::launcher>& launcher() const noexcept {
+    return state_->from;
+  }
   /// Things a person should know, e.g. a CPU mask that is too small. Of this rank; print them.
-  [[nodiscard]] const std::vector<std::string>& warnings() const noexcept { return state_->warnings; }
+  [[nodiscard]] const std::vector<std::string>& warnings() const noexcept {
+    return state_->warnings;
+  }
 
   [[nodiscard]] host::progress_engine& engine() noexcept { return *state_->engine; }
   [[nodiscard]] hang::flight_recorder& recorder() noexcept { return state_->recorder; }
@@ -121,7 +128,9 @@ class world {
   }
 
   /// "rank 2/4 host" as it stands before messages.
-  [[nodiscard]] std::string label() const { return detail::cat("rank ", rank(), '/', size(), ' ', host()); }
+  [[nodiscard]] std::string label() const {
+    return detail::cat("rank ", rank(), '/', size(), ' ', host());
+  }
 
  private:
   struct state {
@@ -166,13 +175,15 @@ class world {
     }
     check_mpi(MPI_Comm_dup(comm, &s->comm), "MPI_Comm_dup");
     MPI_Comm node = MPI_COMM_NULL;
-    check_mpi(MPI_Comm_split_type(s->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+    check_mpi(MPI_Comm_split_type(s->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node),
+              "MPI_Comm_split_type");
     MPI_Comm_rank(node, &s->local_rank);
     MPI_Comm_size(node, &s->local_size);
     MPI_Comm_free(&node);
     const int leads = s->local_rank == 0 ? 1 : 0;
     check_mpi(MPI_Allreduce(&leads, &s->hosts, 1, MPI_INT, MPI_SUM, s->comm), "MPI_Allreduce");
-    const std::string mask = cpu_mask_warning(usable_cpus(), static_cast<int>(std::thread::hardware_concurrency()));
+    const std::string mask =
+        cpu_mask_warning(usable_cpus(), static_cast<int>(std::thread::hardware_concurrency()));
     if (!mask.empty()) s->warnings.push_back(mask);
     using mode = host::progress_engine::mode;
     s->engine = std::make_unique<host::progress_engine>(
