@@ -1,9 +1,10 @@
 // main() of the tests under mpirun: every rank runs the same test cases in the same order; failing
 // ranks' reports are printed in rank order; all ranks exit with the worst verdict.
 // SPDX-License-Identifier: Apache-2.0
-#include "support/mpi.hpp"
 #include "support/session.hpp"
 #include "support/watchdog.hpp"
+
+#include <polyrank/host/mpi_include.hpp>
 
 #include <cstdio>
 #include <cstdlib>

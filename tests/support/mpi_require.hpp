@@ -9,7 +9,8 @@
 #pragma once
 
 #include "support/catch.hpp"
-#include "support/mpi.hpp"
+
+#include <polyrank/host/mpi_include.hpp>
 
 #include <exception>
 #include <sstream>
