@@ -19,6 +19,7 @@
 #include <polyrank/core/dtype.hpp>
 #include <polyrank/core/error.hpp>
 #include <polyrank/core/hash.hpp>
+#include <polyrank/core/operation.hpp>
 
 #include <algorithm>
 #include <array>
@@ -34,40 +35,9 @@
 
 namespace polyrank::hang {
 
-enum class op_kind : std::uint8_t {
-  all_reduce,
-  reduce_scatter,
-  all_gather,
-  all_to_all,
-  broadcast,
-  exchange
-};
-
-[[nodiscard]] constexpr std::string_view name_of(op_kind kind) noexcept {
-  constexpr std::array<std::string_view, 6> names{"all_reduce", "reduce_scatter", "all_gather",
-                                                  "all_to_all", "broadcast",      "exchange"};
-  return names[static_cast<std::size_t>(kind)];
-}
-
-/// What a communicator was asked to do.
-struct operation {
-  op_kind kind{};
-  dtype type{};
-  reduce_op op{};
-  int peer = -1;         ///< root of a broadcast, peer of a lone transfer, else -1
-  std::size_t count = 0; ///< elements
-  std::string_view tag{};
-  call_site site{};
-
-  /// What must be equal on all ranks: kind, type, op and count (not tag, not call site).
-  [[nodiscard]] constexpr std::uint64_t signature() const noexcept {
-    return hash_combine(hash_combine(static_cast<std::uint64_t>(kind) << 16 |
-                                         static_cast<std::uint64_t>(type) << 8 |
-                                         static_cast<std::uint64_t>(op),
-                                     count),
-                        kind == op_kind::broadcast ? static_cast<std::uint64_t>(peer) : 0);
-  }
-};
+using polyrank::name_of;
+using polyrank::op_kind;
+using polyrank::operation;
 
 /// The history of one communicator on one rank; owned by the communicator.
 struct comm_history {
