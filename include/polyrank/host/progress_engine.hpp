@@ -263,7 +263,9 @@ class progress_engine {
       }
       if (aborted() && tell_.exchange(false)) tell_peers();
       if (active_.empty()) {
-        if (!moved && !stopping_) queue_.wait();
+        // A rank that waits elsewhere (for a GPU, say) must still learn that a peer has failed.
+        if (!moved && !stopping_) queue_.wait(std::chrono::milliseconds(20));
+        hear();
         pause.reset();
         continue;
       }

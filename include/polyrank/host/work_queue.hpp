@@ -9,6 +9,7 @@
 #include <polyrank/host/futex.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -55,8 +56,8 @@ class work_queue {
     return next;
   }
 
-  /// Sleeps until something is pushed; consumer only. May return early.
-  void wait() noexcept {
+  /// Sleeps until something is pushed, at most `timeout`; consumer only. May return early.
+  void wait(std::chrono::nanoseconds timeout = std::chrono::hours(1)) noexcept {
     for (int spin = 0; spin < 64; ++spin) {
       if (head_->next.load(std::memory_order_relaxed) != nullptr) return;
       cpu_relax();
@@ -65,7 +66,7 @@ class work_queue {
     if (head_->next.load(std::memory_order_relaxed) != nullptr) return;
     std::uint32_t expected = idle;
     if (bell_.compare_exchange_strong(expected, sleeping, std::memory_order_relaxed))
-      futex_wait(bell_, sleeping);
+      futex_wait(bell_, sleeping, timeout);
   }
 
  private:
