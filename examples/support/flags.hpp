@@ -1,0 +1,37 @@
+// Command-line flags that every program has, and how a program behaves about flags: --help and
+// --version print and end with 0; anything wrong is one line on stderr and exit code 2.
+//
+//     CLI::App app{"Trains a classifier"};
+//     common_flags common;
+//     add_common_flags(app, common);
+//     app.add_option("--steps", steps, "Stop after S steps")->type_name("S");
+//     if (const auto code = parse_flags(app, argc, argv)) return *code;
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace CLI {
+class App;
+}
+
+namespace polyrank::examples {
+
+struct common_flags {
+  std::string json; ///< write the results to this file; empty: do not
+  bool quiet = false;
+};
+
+/// Adds --json, --quiet and --version.
+void add_common_flags(CLI::App& app, common_flags& flags);
+
+/// Parses; an exit code if the program is to end now. Under a launcher only rank 0 prints.
+/// Call it before MPI starts, so that a typing error costs nothing.
+[[nodiscard]] std::optional<int> parse_flags(CLI::App& app, int argc, char** argv);
+
+/// True in rank 0 of a job, as far as the launcher's environment tells, and without a launcher.
+[[nodiscard]] bool first_process() noexcept;
+
+} // namespace polyrank::examples

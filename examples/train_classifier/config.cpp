@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train_classifier/config.hpp"
+
+#include <polyrank/core/text.hpp>
+
+#include <CLI/CLI.hpp>
+
+namespace polyrank::examples {
+
+std::variant<config, int> parse_config(int argc, char** argv) {
+  config c;
+  CLI::App app("Trains a classifier of small pictures, data-parallel over all ranks of mpirun.",
+               "train_classifier");
+  std::size_t steps = 0, workers = 0;
+  app.add_option("--data", c.data, "Fashion-MNIST (IDX) or digits.csv.gz")->type_name("DIR");
+  app.add_option("--out", c.out, "Write learning curve and predictions to DIR")->type_name("DIR");
+  app.add_option("--epochs", c.epochs, "Passes over the data; default 10")
+      ->type_name("E")
+      ->check(CLI::PositiveNumber);
+  auto* steps_flag = app.add_option("--steps", steps, "Stop after S steps; the rate aims at E")
+                         ->type_name("S")
+                         ->check(CLI::PositiveNumber);
+  app.add_option("--batch", c.batch, "Pictures per step, all ranks; default 512")
+      ->type_name("B")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--hidden", c.hidden, "Hidden layers; default 256,128")
+      ->type_name("W1,W2,...")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  app.add_option("--seed", c.seed, "Of weights and order; default 1")->type_name("N");
+  auto* deterministic =
+      app.add_flag("--deterministic", c.deterministic, "Same bits for any number of ranks");
+  app.add_option("--blocks", c.blocks, "Blocks of a deterministic step; default 8")
+      ->type_name("L")
+      ->check(CLI::PositiveNumber)
+      ->needs(deterministic);
+  app.add_flag("--digest", c.digest, "Print a hash of weights and optimizer state");
+  app.add_option("--checkpoint", c.checkpoint, "Write the whole state to DIR")->type_name("DIR");
+  auto* workers_flag =
+      app.add_option("--workers", workers, "Loader threads per rank; 0: none")->type_name("W");
+  app.add_option("--backend", c.backend, "auto, host or cuda; default auto")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "host", "cuda"}));
+  add_common_flags(app, c.common);
+  if (const auto code = parse_flags(app, argc, argv)) return *code;
+  if (steps_flag->count() > 0) c.steps = steps;
+  if (workers_flag->count() > 0) c.workers = workers;
+  return c;
+}
+
+std::string describe(const config& c) {
+  std::string text = detail::cat("epochs ", c.epochs, ", steps ", c.steps.value_or(0), ", batch ",
+                                 c.batch, ", seed ", c.seed, ", hidden");
+  for (const std::size_t h : c.hidden) text += detail::cat(" ", h);
+  return text + detail::cat(", deterministic ", c.deterministic, ", blocks ", c.blocks);
+}
+
+} // namespace polyrank::examples

@@ -1,0 +1,42 @@
+// The flags of train_classifier.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "support/flags.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace polyrank::examples {
+
+struct config {
+  common_flags common;
+  std::string data;       ///< empty: default_data_directory()
+  std::string out;        ///< directory for pictures; empty: none are written
+  std::string checkpoint; ///< directory; empty: none is written
+  std::string backend = "auto";
+  std::size_t epochs = 10;
+  std::optional<std::size_t> steps; ///< stops earlier; the learning rate still aims at `epochs`
+  std::size_t batch = 512;          ///< over all ranks
+  std::vector<std::size_t> hidden{256, 128};
+  std::uint64_t seed = 1;
+  bool deterministic = false;
+  std::size_t blocks = 8;
+  bool digest = false;
+  std::optional<std::size_t> workers;
+  double learning_rate = 2e-3;
+  double weight_decay = 1e-2;
+  double warmup_epochs = 0.5;
+};
+
+/// The configuration, or the exit code with which the program is to end now.
+[[nodiscard]] std::variant<config, int> parse_config(int argc, char** argv);
+
+/// What the ranks must agree on, as one line for people and for comparison.
+[[nodiscard]] std::string describe(const config& c);
+
+} // namespace polyrank::examples

@@ -1,0 +1,114 @@
+// The arithmetic of the classifier on host memory. Every function enqueues one piece of work on a
+// host stream and returns; pointers must stay valid until it has run. The model and the trainer are
+// written against these names, so another device needs a class with the same ones:
+//
+//     linear, linear_grad_weights, linear_grad_bias, linear_grad_input, gelu, gelu_grad,
+//     softmax_cross_entropy, classify, update, stage, write, read_back, mark / elapsed
+//
+// Matrices are row-major; `rows` are the pictures of a block, weights are [outputs][inputs].
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "train_classifier/gemm.hpp"
+#include "train_classifier/kernels.hpp"
+
+#include <polyrank/host/backend.hpp>
+#include <polyrank/optim/apply.hpp>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace polyrank::examples {
+
+class host_ops {
+ public:
+  using backend = host::backend;
+  using stream = host::stream;
+
+  /// y = x wT + b
+  void linear(stream& s, const float* x, const float* w, const float* b, float* y, std::size_t rows,
+              std::size_t inputs, std::size_t outputs) {
+    s.enqueue([=] {
+      gemm(as::is, as::transposed, rows, outputs, inputs, x, w, y);
+      kernels::add_bias(y, b, rows, outputs);
+    });
+  }
+  /// dw = dyT x
+  void linear_grad_weights(stream& s, const float* x, const float* dy, float* dw, std::size_t rows,
+                           std::size_t inputs, std::size_t outputs) {
+    s.enqueue([=] { gemm(as::transposed, as::is, outputs, inputs, rows, dy, x, dw); });
+  }
+  /// db = column sums of dy
+  void linear_grad_bias(stream& s, const float* dy, float* db, std::size_t rows,
+                        std::size_t outputs) {
+    s.enqueue([=] { kernels::column_sums(dy, db, rows, outputs); });
+  }
+  /// dx = dy w
+  void linear_grad_input(stream& s, const float* dy, const float* w, float* dx, std::size_t rows,
+                         std::size_t inputs, std::size_t outputs) {
+    s.enqueue([=] { gemm(as::is, as::is, rows, inputs, outputs, dy, w, dx); });
+  }
+  /// a = gelu(z)
+  void gelu(stream& s, const float* z, float* a, std::size_t count) {
+    s.enqueue([=] { kernels::gelu(z, a, count); });
+  }
+  /// dz = da * gelu'(z); dz may be da
+  void gelu_grad(stream& s, const float* z, const float* da, float* dz, std::size_t count) {
+    s.enqueue([=] { kernels::gelu_grad(z, da, dz, count); });
+  }
+  /// *loss = mean over rows; d_logits = its gradient (may be the logits themselves)
+  void softmax_cross_entropy(stream& s, const float* logits, const std::uint8_t* labels,
+                             float* d_logits, float* loss, std::size_t rows, std::size_t classes) {
+    s.enqueue(
+        [=] { *loss = kernels::softmax_cross_entropy(logits, labels, d_logits, rows, classes); });
+  }
+  /// best[r] = most probable class of row r, confidence[r] = its probability
+  void classify(stream& s, const float* logits, float* best, float* confidence, std::size_t rows,
+                std::size_t classes) {
+    s.enqueue([=] { kernels::classify(logits, best, confidence, rows, classes); });
+  }
+  /// One optimizer step; see polyrank::apply.
+  template <elementwise_optimizer O>
+  void update(stream& s, std::span<float> params, std::span<const float> grads,
+              state_planes<O> state, const typename O::hyper& hyper, float grad_scale) {
+    s.enqueue([=] { apply<O>(params, grads, state, hyper, grad_scale); });
+  }
+
+  /// Where kernels may read `from`: here the same memory. `space` is device memory of equal size.
+  template <class T>
+  const T* stage(stream&, std::span<const T> from, std::span<T> /*space*/) {
+    return from.data();
+  }
+  /// True where stage() copies, and `space` is needed.
+  static constexpr bool stages = false;
+
+  /// to = from, which lies in host memory; the stream may still be reading it on return.
+  void write(stream& s, std::span<const float> from, std::span<float> to) {
+    backend::copy(from, to, s);
+  }
+
+  /// to = from, in host memory; blocks until it is there.
+  void read_back(stream& s, std::span<const float> from, std::vector<float>& to) {
+    s.synchronize();
+    to.assign(from.begin(), from.end());
+  }
+
+  /// Notes the time when the stream comes to this point.
+  void mark(stream& s, std::size_t which) {
+    s.enqueue([this, which] { marks_[which] = std::chrono::steady_clock::now(); });
+  }
+  /// Milliseconds between two marks that the host knows to have passed.
+  [[nodiscard]] double elapsed(std::size_t from, std::size_t to) const {
+    return std::chrono::duration<double, std::milli>(marks_[to] - marks_[from]).count();
+  }
+
+ private:
+  std::array<std::chrono::steady_clock::time_point, 8> marks_{};
+};
+
+} // namespace polyrank::examples

@@ -1,0 +1,143 @@
+// Trains a classifier of product photos on all ranks of mpirun:
+//
+//     mpirun -n 4 build/bin/train_classifier --out run --json run/result.json
+//
+// The parallel part is trainer.hpp; here are flags, start-up lines, results and files.
+// SPDX-License-Identifier: Apache-2.0
+#include "support/files.hpp"
+#include "support/progress.hpp"
+#include "train_classifier/checkpoint.hpp"
+#include "train_classifier/config.hpp"
+#include "train_classifier/dataset.hpp"
+#include "train_classifier/gemm.hpp"
+#include "train_classifier/host_ops.hpp"
+#include "train_classifier/report.hpp"
+#include "train_classifier/trainer.hpp"
+
+#include <polyrank/core/version.hpp>
+#include <polyrank/launch/run.hpp>
+
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+using namespace polyrank;
+using namespace polyrank::examples;
+
+namespace {
+
+/// Reads the data set on every rank; if a rank cannot, all of them learn why, and one says so.
+dataset load_everywhere(host::communicator& comm, const std::filesystem::path& where) {
+  dataset d;
+  std::string failure;
+  try {
+    d = load_dataset(where);
+  } catch (const std::exception& e) {
+    failure = e.what();
+  }
+  const std::vector<std::string> all = comm.control().all_gather(failure);
+  for (std::size_t r = 0; r < all.size(); ++r)
+    if (!all[r].empty())
+      throw on_every_rank(data_error(r == 0 ? all[0] : detail::cat("rank ", r, ": ", all[r])));
+  return d;
+}
+
+void say_start(launch::world& world, const config& c, const dataset& d, const step_plan& plan,
+               std::size_t workers) {
+  const mlp_shape shape{d.train.features(), c.hidden, d.train.classes};
+  std::printf("train_classifier %s\n", POLYRANK_VERSION_STRING);
+  std::printf("backend  host (%s)%s\n", gemm_library().c_str(),
+              c.backend == "auto" ? ": this build has no CUDA backend" : ": as asked for");
+  std::printf("ranks    %d on %d host%s%s\n", world.size(), world.hosts(),
+              world.hosts() == 1 ? "" : "s",
+              world.launcher() ? "" : "; started without mpirun (mpirun -n N runs N ranks)");
+  std::printf("data     %s from %s: %zu training, %zu validation, %zu test pictures of %zux%zu\n",
+              d.name.c_str(), d.where.c_str(), d.train.count(), d.validation.count(),
+              d.test.count(), d.train.rows, d.train.columns);
+  std::printf("model    %s, %zu parameters, seed %llu\n", shape.text().c_str(),
+              parameter_count(shape), static_cast<unsigned long long>(c.seed));
+  std::printf(
+      "batch    %zu = %d rank%s x %zu; %zu steps (%zu an epoch), %zu loader thread%s a rank\n",
+      c.batch, world.size(), world.size() == 1 ? "" : "s", plan.rows_per_rank(), plan.steps,
+      plan.steps_per_epoch, workers, workers == 1 ? "" : "s");
+  if (c.deterministic)
+    std::printf("mode     deterministic: %zu blocks of %zu pictures a step, %zu on each rank\n",
+                plan.blocks, plan.rows_per_block, plan.blocks_per_rank);
+  std::fflush(stdout);
+}
+
+void say_result(const training_result& r) {
+  std::printf("result   loss %.4f  accuracy: training %.4f, validation %.4f, test %.4f\n",
+              static_cast<double>(r.losses.back()), r.train.accuracy, r.final_validation.accuracy,
+              r.test.accuracy);
+  std::printf("speed    %.0f samples/s, %.2f ms a step waiting for gradients\n",
+              r.samples_per_second, r.communication_ms);
+}
+
+int body(launch::world& world, const config& c) {
+  const bool speaks = world.rank() == 0, talks = speaks && !c.common.quiet;
+  if (c.backend == "cuda")
+    throw on_every_rank(
+        error("--backend cuda: this build has no CUDA backend; --backend host trains on the CPU"));
+  for (const std::string& warning : world.warnings())
+    if (!c.common.quiet)
+      std::fprintf(stderr, "[%s] warning: %s\n", world.label().c_str(), warning.c_str());
+  host::communicator comm = world.communicator();
+  agree(comm.control(), "the ranks were started with different flags", describe(c));
+  const dataset data = load_everywhere(comm, c.data.empty() ? default_data_directory()
+                                                            : std::filesystem::path(c.data));
+  const step_plan plan = plan_steps(c, static_cast<std::size_t>(world.size()), data.train.count());
+  const std::size_t workers =
+      c.workers.value_or(default_workers(static_cast<std::size_t>(launch::usable_cpus()),
+                                         static_cast<std::size_t>(world.local_size())));
+  if (talks) say_start(world, c, data, plan, workers);
+
+  progress line({.total = plan.steps, .enabled = talks});
+  host_ops ops;
+  const training_result result =
+      train(comm, ops, c, data, {.workers = workers, .line = speaks ? &line : nullptr});
+  if (!speaks) return 0;
+
+  line.end();
+  const run_facts facts{.backend = "host",
+                        .ranks = static_cast<std::size_t>(world.size()),
+                        .wire_bytes = world.engine().bytes_sent()};
+  if (talks) say_result(result);
+  const auto wrote = [talks](const std::filesystem::path& path) {
+    if (talks) std::printf("wrote    %s\n", path.c_str());
+  };
+  if (!c.out.empty()) {
+    const std::filesystem::path out = c.out;
+    write_file(out / "learning_curve.svg", learning_curve(result, data));
+    wrote(out / "learning_curve.svg");
+    write_file(out / "predictions.svg", contact_sheet(result.test, data));
+    wrote(out / "predictions.svg");
+  }
+  if (!c.checkpoint.empty())
+    wrote(save({.step = plan.steps,
+                .model = {data.train.features(), c.hidden, data.train.classes},
+                .seed = c.seed,
+                .config_json = config_json(c),
+                .parameters = result.parameters,
+                .state = result.state},
+               c.checkpoint));
+  if (!c.common.json.empty()) {
+    write_file(c.common.json, result_json(result, c, data, facts));
+    wrote(c.common.json);
+  }
+  if (c.digest) std::printf("digest=%s\n", hex16(result.digest).c_str());
+  if (c.common.quiet)
+    std::printf("val_accuracy=%.4f test_accuracy=%.4f samples_per_second=%.0f\n",
+                result.final_validation.accuracy, result.test.accuracy, result.samples_per_second);
+  std::fflush(stdout);
+  return 0;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  const auto parsed = parse_config(argc, argv);
+  if (const int* code = std::get_if<int>(&parsed)) return *code;
+  return launch::run(argc, argv,
+                     [&](launch::world& world) { return body(world, std::get<config>(parsed)); });
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train_classifier/report.hpp"
+
+#include "support/svg.hpp"
+#include "train_classifier/checkpoint.hpp"
+
+#include <polyrank/core/hash.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+namespace polyrank::examples {
+
+namespace {
+
+std::string percent(double fraction) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%.1f %%", fraction * 100);
+  return text;
+}
+
+card make_card(const evaluation& e, const dataset& d, std::size_t i) {
+  const auto picture = d.test.picture(i);
+  card c;
+  c.pixels.assign(picture.begin(), picture.end());
+  for (std::uint8_t& p : c.pixels) p = static_cast<std::uint8_t>(p * 255u / d.test.white);
+  char text[64];
+  std::snprintf(text, sizeof text, "%s %.0f%%", d.class_names[e.predicted[i]].c_str(),
+                std::floor(static_cast<double>(e.confidence[i]) * 100));
+  c.caption = text;
+  c.note = "is: " + d.class_names[d.test.labels[i]];
+  c.good = e.predicted[i] == d.test.labels[i];
+  return c;
+}
+
+} // namespace
+
+std::string result_json(const training_result& r, const config& c, const dataset& d,
+                        const run_facts& facts) {
+  using json = nlohmann::ordered_json;
+  json j;
+  j["final"] = {{"loss", r.losses.empty() ? json() : json(r.losses.back())},
+                {"val_accuracy", r.final_validation.accuracy},
+                {"test_accuracy", r.test.accuracy},
+                {"train_accuracy", r.train.accuracy}};
+  j["losses"] = r.losses;
+  j["samples_per_second"] = r.samples_per_second;
+  j["samples_per_rank"] = r.samples_per_rank;
+  j["wire_bytes"] = facts.wire_bytes;
+  j["digest"] = hex16(r.digest);
+  j["backend"] = facts.backend;
+  j["ranks"] = facts.ranks;
+  j["communication_ms"] = r.communication_ms;
+  j["dataset"] = d.name;
+  j["config"] = json::parse(config_json(c));
+  return j.dump(1) + "\n";
+}
+
+std::string learning_curve(const training_result& r, const dataset& d) {
+  const double per_epoch = static_cast<double>(r.plan.steps_per_epoch);
+  series loss{.name = "loss per step", .colour = "#9db7d5", .points = {}};
+  series smooth{.name = "mean of the last 50", .colour = "#1f5fa8", .points = {}};
+  double window = 0;
+  for (std::size_t i = 0; i < r.losses.size(); ++i) {
+    const double epoch = static_cast<double>(i + 1) / per_epoch;
+    window += static_cast<double>(r.losses[i]);
+    if (i >= 50) window -= static_cast<double>(r.losses[i - 50]);
+    loss.points.emplace_back(epoch, static_cast<double>(r.losses[i]));
+    if (i >= 10)
+      smooth.points.emplace_back(epoch,
+                                 window / static_cast<double>(std::min<std::size_t>(i + 1, 50)));
+  }
+  series validation{.name = "validation", .colour = "#2a8a3e", .points = {}, .markers = true};
+  for (const auto& [step, accuracy] : r.validation)
+    validation.points.emplace_back(step / per_epoch, accuracy);
+  const chart charts[] = {{"Training loss (cross entropy)", "epoch", "", {loss, smooth}},
+                          {"Accuracy", "epoch", "", {validation}}};
+  return charts_svg(detail::cat(d.name, ": validation ", percent(r.final_validation.accuracy),
+                                ", test ", percent(r.test.accuracy)),
+                    charts);
+}
+
+std::string contact_sheet(const evaluation& e, const dataset& d, std::size_t mistakes,
+                          std::size_t correct) {
+  std::vector<std::size_t> wrong;
+  for (std::size_t i = 0; i < e.predicted.size(); ++i)
+    if (e.predicted[i] != d.test.labels[i]) wrong.push_back(i);
+  std::stable_sort(wrong.begin(), wrong.end(),
+                   [&](std::size_t a, std::size_t b) { return e.confidence[a] > e.confidence[b]; });
+  sheet s{.title = detail::cat(d.name, ": what the network sees in ", e.predicted.size(),
+                               " test pictures"),
+          .subtitle = detail::cat(wrong.size(), " mistakes (", percent(1 - e.accuracy),
+                                  "). Red: the most confident ", std::min(mistakes, wrong.size()),
+                                  " of them, surest first. Green: correct ones, for comparison."),
+          .rows = d.test.rows,
+          .columns = d.test.columns,
+          .cards = {}};
+  for (std::size_t k = 0; k < std::min(mistakes, wrong.size()); ++k)
+    s.cards.push_back(make_card(e, d, wrong[k]));
+  std::vector<std::size_t> shown(d.class_names.size());
+  const std::size_t of_each = (correct + shown.size() - 1) / shown.size();
+  for (std::size_t i = 0; i < e.predicted.size() && correct > 0; ++i) {
+    if (e.predicted[i] != d.test.labels[i] || shown[e.predicted[i]] == of_each) continue;
+    ++shown[e.predicted[i]];
+    --correct;
+    s.cards.push_back(make_card(e, d, i));
+  }
+  return contact_sheet_svg(s);
+}
+
+} // namespace polyrank::examples

@@ -1,0 +1,353 @@
+// The training loop: data-parallel over any communicator, on any device that has the operations of
+// host_ops. What makes it parallel are six lines: the construction of grad_sync, begin, grad,
+// ready, finish and grad_scale.
+//
+//     host_ops ops;
+//     training_result r = train(comm, ops, config, data, {.workers = 2, .line = &progress});
+//
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "support/progress.hpp"
+#include "train_classifier/config.hpp"
+#include "train_classifier/dataset.hpp"
+#include "train_classifier/mlp.hpp"
+#include "train_classifier/step_plan.hpp"
+
+#include <polyrank/backend/buffer.hpp>
+#include <polyrank/backend/concepts.hpp>
+#include <polyrank/core/error.hpp>
+#include <polyrank/core/hash.hpp>
+#include <polyrank/data/prefetch_loader.hpp>
+#include <polyrank/data/sampler.hpp>
+#include <polyrank/data_parallel/grad_sync.hpp>
+#include <polyrank/optim/adamw.hpp>
+#include <polyrank/optim/lr_schedule.hpp>
+#include <polyrank/optim/optimizer.hpp>
+
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace polyrank::examples {
+
+/// What the network says about a set of pictures.
+struct evaluation {
+  std::vector<std::uint8_t> predicted; ///< by picture
+  std::vector<float> confidence;       ///< probability of the predicted class
+  double accuracy = 0;
+};
+
+/// Equal on every rank but for `samples_per_second` and `communication_ms`.
+struct training_result {
+  std::vector<float> losses;                         ///< mean over each step's global batch
+  std::vector<std::pair<double, double>> validation; ///< (step, accuracy) after each epoch
+  evaluation train, final_validation, test;
+  double samples_per_second = 0;
+  double communication_ms = 0; ///< mean time per step in which compute waited for gradients
+  std::size_t samples_per_rank = 0;
+  std::uint64_t digest = 0; ///< of parameters and optimizer state in layout order
+  step_plan plan;
+  std::vector<float> parameters, state; ///< in layout order; state plane by plane
+};
+
+struct train_options {
+  std::size_t workers = 1;
+  progress* line = nullptr; ///< of rank 0
+};
+
+/// One run with one reduce policy. Use train().
+template <communicator Comm, class Ops, class Policy>
+class trainer {
+ public:
+  using backend = typename Ops::backend;
+  using stream = typename backend::stream;
+  using event = typename backend::event;
+
+  trainer(Comm& comm, Ops& ops, const config& c, const dataset& data, const train_options& options,
+          Policy policy)
+      : comm_(comm), ops_(ops), config_(c), data_(data), options_(options),
+        ranks_(to_size(comm.size())), rank_(to_size(comm.rank())),
+        plan_(plan_steps(c, ranks_, data.train.count())),
+        shape_{data.train.features(), c.hidden, data.train.classes},
+        tensors_(parameters_of(shape_)), weights_(parameter_count(shape_), backend::memory()),
+        state_(adamw::state_count * weights_.size(), backend::memory()),
+        losses_(loss_window * plan_.blocks_per_rank, backend::memory()),
+        stream_(comm.make_stream()), model_(ops, shape_, std::max(plan_.rows_per_block, eval_rows)),
+        input_(Ops::stages ? std::max(plan_.rows_per_block, eval_rows) * shape_.inputs : 0,
+               backend::memory()),
+        labels_(Ops::stages ? plan_.rows_per_block : 0, backend::memory()),
+        best_(eval_rows, backend::memory()), confidence_(eval_rows, backend::memory()),
+        sync_(start(policy)) {}
+
+  /// Queued work refers to members: it runs (or is skipped, after a failure) before they go.
+  ~trainer() {
+    try {
+      stream_.synchronize();
+    } catch (...) { // reported by whoever asked for results
+    }
+  }
+  trainer(const trainer&) = delete;
+  trainer& operator=(const trainer&) = delete;
+
+  [[nodiscard]] training_result run() {
+    const sampler rows(
+        {.count = data_.train.count(), .global_batch = config_.batch, .seed = config_.seed});
+    const range mine = rows.shard(rank_, ranks_);
+    prefetch_loader<batch> loader(
+        {.workers = options_.workers, .depth = 4}, plan_.steps,
+        [&](std::size_t step, batch& b) { assemble(rows, mine, step, b); });
+    training_result result;
+    result.plan = plan_;
+    result.samples_per_rank = plan_.steps * plan_.rows_per_rank();
+    double waited_ms = 0;
+    auto segment = clock::now(); // time in evaluation is not counted
+    double seconds = 0;
+    for (std::size_t step = 0; step < plan_.steps; ++step) {
+      flight& f = flights_[step % 2];
+      if (f.used) {
+        f.done.synchronize();
+        waited_ms += ops_.elapsed(2 * (step % 2), 2 * (step % 2) + 1);
+        loader.recycle(std::move(f.data));
+      }
+      f.data = loader.next();
+      enqueue_step(step, f.data);
+      f.done.record(stream_);
+      f.used = true;
+
+      const bool epoch_ends = (step + 1) % plan_.steps_per_epoch == 0,
+                 last = step + 1 == plan_.steps;
+      if ((step + 1) % loss_window == 0 || last) collect_losses(result.losses);
+      if (options_.line != nullptr && options_.line->due() && !result.losses.empty()) {
+        const double so_far = seconds + since(segment);
+        show(step + 1, result.losses.back(), so_far, waited_ms / static_cast<double>(step + 1));
+      }
+      if (!epoch_ends && !last) continue;
+      stream_.synchronize();
+      seconds += since(segment);
+      if (epoch_ends || last) {
+        const evaluation e = evaluate(data_.validation);
+        result.validation.emplace_back(static_cast<double>(step + 1), e.accuracy);
+        if (last) result.final_validation = e;
+      }
+      sync_.verify_replicas(stream_);
+      segment = clock::now();
+    }
+    const auto steps = static_cast<double>(plan_.steps);
+    result.samples_per_second = steps * static_cast<double>(config_.batch) / seconds;
+    result.communication_ms = waited_ms / std::max(1.0, steps - 2);
+    result.train = evaluate(data_.train);
+    result.test = evaluate(data_.test);
+    ops_.read_back(stream_, weights_.span(), result.parameters);
+    ops_.read_back(stream_, state_.span(), result.state);
+    result.digest = digest(result);
+    return result;
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+  static constexpr std::size_t eval_rows = 512;
+  static constexpr std::size_t loss_window = 32; ///< steps between looks at the loss
+
+  /// The pictures of one rank in one step.
+  struct batch {
+    std::vector<float> x;
+    std::vector<std::uint8_t> labels;
+  };
+  /// A step that the stream works on; its batch must stay until `done`.
+  struct flight {
+    batch data;
+    event done;
+    bool used = false;
+  };
+
+  [[nodiscard]] static std::size_t to_size(int n) noexcept { return static_cast<std::size_t>(n); }
+  [[nodiscard]] static double since(clock::time_point start) {
+    return std::chrono::duration<double>(clock::now() - start).count();
+  }
+  [[nodiscard]] float* weight(std::size_t i) const noexcept {
+    return weights_.data() + tensors_[i].offset;
+  }
+
+  /// Initial weights, zero state, and the gradient exchange over them.
+  [[nodiscard]] grad_sync<Comm, float, float, Policy> start(Policy policy) {
+    const std::vector<float> initial = initial_parameters(shape_, config_.seed);
+    ops_.write(stream_, std::span<const float>(initial), weights_.span());
+    backend::fill(state_.span(), 0.0f, stream_);
+    stream_.synchronize();
+    std::vector<parameter<float>> parameters;
+    for (std::size_t i = 0; i < tensors_.size(); ++i)
+      parameters.push_back(
+          {.name = tensors_[i].name, .count = tensors_[i].count(), .value = weight(i)});
+    return {comm_, std::move(parameters), policy, {.leave = gradients_hold::sum}};
+  }
+
+  void assemble(const sampler& rows, range mine, std::size_t step, batch& b) const {
+    const std::size_t features = shape_.inputs;
+    b.x.resize(mine.size() * features);
+    b.labels.resize(mine.size());
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      const std::size_t row = rows.row(step, mine.begin + i);
+      data_.to_input(data_.train.picture(row), b.x.data() + i * features);
+      b.labels[i] = data_.train.labels[row];
+    }
+  }
+
+  void enqueue_step(std::size_t step, const batch& b) {
+    const auto weights = [this](std::size_t i) { return weight(i); };
+    const auto grad = [this](std::size_t i) { return sync_.grad(i); };
+    const auto ready = [this](std::size_t i) { sync_.ready(i, stream_); };
+    const std::size_t rows = plan_.rows_per_block, mark = 2 * (step % 2);
+    for (std::size_t block = 0; block < plan_.blocks_per_rank; ++block) {
+      const float* x = ops_.stage(
+          stream_, std::span(b.x).subspan(block * rows * shape_.inputs, rows * shape_.inputs),
+          input_.span());
+      const std::uint8_t* labels =
+          ops_.stage(stream_, std::span(b.labels).subspan(block * rows, rows), labels_.span());
+      float* loss = losses_.data() + step % loss_window * plan_.blocks_per_rank + block;
+      sync_.begin(block, plan_.blocks_per_rank);
+      model_.forward(stream_, weights, x, rows);
+      model_.loss(stream_, labels, loss, rows);
+      model_.backward(stream_, weights, x, rows, grad, ready);
+      ops_.mark(stream_, mark);
+      sync_.finish(stream_);
+    }
+    ops_.mark(stream_, mark + 1);
+    const warmup_cosine schedule{.warmup = plan_.warmup, .total = plan_.horizon};
+    const adamw::hyper hyper =
+        adamw::at({.lr = config_.learning_rate, .weight_decay = config_.weight_decay}, step + 1,
+                  schedule(step));
+    const state_planes<adamw> planes = planes_of<adamw>(state_.span());
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const std::size_t at = tensors_[i].offset, n = tensors_[i].count();
+      ops_.template update<adamw>(stream_, weights_.span().subspan(at, n), {sync_.grad(i), n},
+                                  {planes[0].subspan(at, n), planes[1].subspan(at, n)}, hyper,
+                                  sync_.grad_scale());
+    }
+  }
+
+  /// Appends the losses of the steps since the last call: means over all blocks, added in block
+  /// order, so that they too are the same for any number of ranks.
+  void collect_losses(std::vector<float>& losses) {
+    const std::size_t first = losses.size(), count = std::min(loss_window, plan_.steps - first);
+    std::vector<float> own;
+    ops_.read_back(stream_, losses_.span().first(count * plan_.blocks_per_rank), own);
+    const std::vector<std::vector<float>> all = gather(own);
+    for (std::size_t s = 0; s < count; ++s) {
+      double sum = 0;
+      for (const std::vector<float>& of_rank : all)
+        for (std::size_t b = 0; b < plan_.blocks_per_rank; ++b)
+          sum += static_cast<double>(of_rank[s * plan_.blocks_per_rank + b]);
+      const auto mean = static_cast<float>(sum / static_cast<double>(plan_.blocks));
+      if (!std::isfinite(mean))
+        throw on_every_rank(
+            error(detail::cat("the loss of step ", first + s + 1, " is not finite")));
+      losses.push_back(mean);
+    }
+  }
+
+  /// Host values of every rank, in rank order. @collective
+  template <class T>
+  [[nodiscard]] std::vector<std::vector<T>> gather(const std::vector<T>& own) {
+    std::vector<std::vector<T>> all;
+    for (const std::string& bytes : comm_.control().all_gather(
+             {reinterpret_cast<const char*>(own.data()), own.size() * sizeof(T)})) {
+      all.emplace_back(bytes.size() / sizeof(T));
+      if (!bytes.empty()) std::memcpy(all.back().data(), bytes.data(), bytes.size());
+    }
+    return all;
+  }
+
+  /// Every rank looks at its shard; all of them get the whole answer. @collective
+  [[nodiscard]] evaluation evaluate(const labelled_images& images) {
+    const range mine = evaluation_shard(images.count(), rank_, ranks_);
+    const std::size_t features = shape_.inputs;
+    std::vector<float> x, best, confidence, answers; // predicted and confidence in turn
+    for (std::size_t at = mine.begin; at < mine.end; at += eval_rows) {
+      const std::size_t rows = std::min(eval_rows, mine.end - at);
+      x.resize(rows * features);
+      for (std::size_t i = 0; i < rows; ++i)
+        data_.to_input(images.picture(at + i), x.data() + i * features);
+      const float* input = ops_.stage(stream_, std::span<const float>(x), input_.span());
+      model_.forward(
+          stream_, [this](std::size_t i) { return weight(i); }, input, rows);
+      ops_.classify(stream_, model_.logits(), best_.data(), confidence_.data(), rows,
+                    shape_.classes);
+      ops_.read_back(stream_, best_.span().first(rows), best);
+      ops_.read_back(stream_, confidence_.span().first(rows), confidence);
+      for (std::size_t i = 0; i < rows; ++i)
+        answers.insert(answers.end(), {best[i], confidence[i]});
+    }
+    evaluation e;
+    for (const std::vector<float>& of_rank : gather(answers))
+      for (std::size_t i = 0; i < of_rank.size(); i += 2) {
+        e.predicted.push_back(static_cast<std::uint8_t>(of_rank[i]));
+        e.confidence.push_back(of_rank[i + 1]);
+      }
+    std::size_t right = 0;
+    for (std::size_t i = 0; i < images.count(); ++i)
+      right += e.predicted[i] == images.labels[i] ? 1 : 0;
+    e.accuracy =
+        images.count() == 0 ? 0 : static_cast<double>(right) / static_cast<double>(images.count());
+    return e;
+  }
+
+  [[nodiscard]] std::uint64_t digest(const training_result& r) {
+    std::uint64_t h = hash_bytes(r.parameters.data(), r.parameters.size() * sizeof(float));
+    h = hash_bytes(r.state.data(), r.state.size() * sizeof(float), h);
+    const auto all = gather(std::vector<std::uint64_t>{h});
+    for (std::size_t other = 0; other < all.size(); ++other)
+      if (all[other] != all[0])
+        throw on_every_rank(
+            mismatch_error(detail::cat("after training, rank ", other, " has the digest ",
+                                       hex16(all[other][0]), ", rank 0 has ", hex16(all[0][0]))));
+    return h;
+  }
+
+  void show(std::size_t step, float loss, double seconds, double waited_ms) {
+    char text[120];
+    std::snprintf(text, sizeof text, "loss %.4f  %.0f samples/s  comm %.2f ms  memory %.0f MiB",
+                  static_cast<double>(loss),
+                  static_cast<double>(step) * static_cast<double>(config_.batch) / seconds,
+                  waited_ms, static_cast<double>(resident_bytes()) / (1 << 20));
+    options_.line->show(step, text);
+  }
+
+  Comm& comm_;
+  Ops& ops_;
+  const config& config_;
+  const dataset& data_;
+  train_options options_;
+  std::size_t ranks_, rank_;
+  step_plan plan_;
+  mlp_shape shape_;
+  std::vector<tensor> tensors_;
+  buffer<float> weights_, state_, losses_;
+  stream stream_;
+  mlp<Ops> model_;
+  buffer<float> input_;
+  buffer<std::uint8_t> labels_;
+  buffer<float> best_, confidence_;
+  flight flights_[2]; // the host runs at most two steps ahead of the stream
+  grad_sync<Comm, float, float, Policy> sync_;
+};
+
+/// Trains and evaluates. @collective
+/// @throws usage_error if ranks, blocks and batch do not fit (the same on every rank)
+template <communicator Comm, class Ops>
+[[nodiscard]] training_result train(Comm& comm, Ops& ops, const config& c, const dataset& data,
+                                    const train_options& options = {}) {
+  if (c.deterministic)
+    return trainer<Comm, Ops, deterministic>(comm, ops, c, data, options, {.blocks = c.blocks})
+        .run();
+  return trainer<Comm, Ops, all_reduce_sum>(comm, ops, c, data, options, {}).run();
+}
+
+} // namespace polyrank::examples
