@@ -26,9 +26,17 @@ install(FILES ${PROJECT_BINARY_DIR}/polyrankConfig.cmake
 
 # The prefix is relative to the .pc file, so the tree can be moved.
 file(RELATIVE_PATH pc_to_prefix /${CMAKE_INSTALL_DATADIR}/pkgconfig /)
+# The C bindings are all we use; the first of their names that this machine's pkg-config knows.
 set(pc_requires "")
-if(TARGET polyrank_mpi)
-  set(pc_requires "mpi-cxx")
+find_program(PKG_CONFIG pkg-config)
+if(TARGET polyrank_mpi AND PKG_CONFIG)
+  foreach(module mpi-c ompi-c ompi mpich)
+    execute_process(COMMAND ${PKG_CONFIG} --exists ${module} RESULT_VARIABLE unknown)
+    if(NOT unknown)
+      set(pc_requires ${module})
+      break()
+    endif()
+  endforeach()
 endif()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/polyrank.pc.in ${PROJECT_BINARY_DIR}/polyrank.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/polyrank.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig

@@ -24,7 +24,7 @@ enter() {
   local node=$1
   shift
   # shellcheck disable=SC2016  # $0 and $@ are the inner shell's
-  exec ip netns exec "$prefix-node$node" unshare --uts \
+  exec nsenter --net="/run/netns/$prefix-node$node" unshare --uts \
     bash -c 'hostname "$0" && exec "$@"' "node$node" "$@"
 }
 

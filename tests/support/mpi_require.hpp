@@ -67,11 +67,14 @@ inline std::string disagreement(MPI_Comm comm, const verdict& mine) {
 
 } // namespace polyrank::test
 
+// The pragma: `Decomposer <= a == b` is meant as it is written.
 #define POLYRANK_MPI_ASSERT(fail, name, comm, ...)                                                 \
   do {                                                                                             \
     ::polyrank::test::verdict polyrank_verdict;                                                    \
     try {                                                                                          \
-      polyrank_verdict = ::polyrank::test::evaluate(Catch::Decomposer() <= __VA_ARGS__);           \
+      _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wparentheses\"")           \
+          polyrank_verdict = ::polyrank::test::evaluate(Catch::Decomposer() <= __VA_ARGS__);       \
+      _Pragma("GCC diagnostic pop")                                                                \
     } catch (const std::exception& polyrank_e) {                                                   \
       polyrank_verdict = {false, std::string("exception: ") + polyrank_e.what()};                  \
     } catch (...) {                                                                                \
