@@ -8,7 +8,7 @@
 #   runs a command and judges its exit code and what it prints (tests/support/expect.sh).
 # polyrank_mpi_expect_test(name NP n COMMAND command... ...)
 #   the same under mpirun.
-# polyrank_compile_fail(name file EXPECT regex [LIBS lib...])
+# polyrank_compile_fail(name file EXPECT regex)
 #   compiling the file must fail with the sentence. With POLYRANK_FIXED defined, which takes the
 #   faulty line out, it must compile: so nothing else in the file is the reason.
 # polyrank_build_test(name target)
@@ -113,18 +113,21 @@ function(polyrank_mpi_expect_test name)
   set_tests_properties(${name} PROPERTIES PROCESSORS ${arg_NP})
 endfunction()
 
-# The flags with which a target that links ${ARGN} compiles, as generator expressions.
+# The flags with which a file that includes polyrank and MPI compiles.
 function(polyrank_compile_flags result)
-  set(flags)
-  foreach(lib IN LISTS ARGN)
-    list(APPEND flags "$<$<BOOL:$<TARGET_PROPERTY:${lib},INTERFACE_INCLUDE_DIRECTORIES>>:-I$<JOIN:$<TARGET_PROPERTY:${lib},INTERFACE_INCLUDE_DIRECTORIES>,;-I>>")
-  endforeach()
-  set(${result} -std=c++20 -pthread ${flags} PARENT_SCOPE)
+  set(flags -std=c++20 -pthread -I${PROJECT_SOURCE_DIR}/include)
+  if(TARGET MPI::MPI_CXX)
+    get_target_property(folders MPI::MPI_CXX INTERFACE_INCLUDE_DIRECTORIES)
+    foreach(folder IN LISTS folders)
+      list(APPEND flags -I${folder})
+    endforeach()
+  endif()
+  set(${result} ${flags} PARENT_SCOPE)
 endfunction()
 
 function(polyrank_compile_fail name file)
-  cmake_parse_arguments(arg "" "EXPECT" "LIBS" ${ARGN})
-  polyrank_compile_flags(flags polyrank_mpi ${arg_LIBS})
+  cmake_parse_arguments(arg "" "EXPECT" "" ${ARGN})
+  polyrank_compile_flags(flags)
   add_test(NAME ${name} COMMAND ${PROJECT_SOURCE_DIR}/tests/support/compile_fail.sh
     ${CMAKE_CURRENT_SOURCE_DIR}/${file} ${arg_EXPECT} ${CMAKE_CXX_COMPILER} ${flags}
     -I${PROJECT_SOURCE_DIR}/tests COMMAND_EXPAND_LISTS)

@@ -88,7 +88,8 @@ TEST_CASE("host and loopback are models of the whole seam", "[seam]") {
   STATIC_REQUIRE(element_operations<host::backend, bf16>);
   STATIC_REQUIRE((collectives<C, float> && collectives<C, bf16> && collectives<C, std::int64_t>));
   STATIC_REQUIRE((point_to_point<C, float> && splittable<C> && abortable<C>));
-  STATIC_REQUIRE((reduce_policy<all_reduce_sum, C, float> && reduce_policy<deterministic, C, float>));
+  STATIC_REQUIRE(
+      (reduce_policy<all_reduce_sum, C, float> && reduce_policy<deterministic, C, float>));
 }
 
 TEST_CASE("what lacks one requirement is refused", "[seam]") {

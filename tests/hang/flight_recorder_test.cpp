@@ -12,7 +12,11 @@ using namespace polyrank::hang;
 
 namespace {
 operation all_reduce_of(std::size_t count, std::string_view tag = {}) {
-  return {.kind = op_kind::all_reduce, .type = dtype::f32, .count = count, .tag = tag, .site = call_site::here()};
+  return {.kind = op_kind::all_reduce,
+          .type = dtype::f32,
+          .count = count,
+          .tag = tag,
+          .site = call_site::here()};
 }
 } // namespace
 
@@ -88,7 +92,8 @@ TEST_CASE("the text says what is done, running and not started", "[flight_record
   recorder.done(a);
   recorder.start(b);
   const std::string text = recorder.text();
-  REQUIRE(text.find("#1 all_reduce of 1 f32 \"first\" at flight_recorder_test.cpp:") != std::string::npos);
+  REQUIRE(text.find("#1 all_reduce of 1 f32 \"first\" at flight_recorder_test.cpp:") !=
+          std::string::npos);
   REQUIRE(text.find("done ") < text.find("running, entered"));
   REQUIRE(text.find("\"third\"") < text.find("not started, entered"));
   REQUIRE(recorder.text(1).find("second") == std::string::npos);

@@ -11,7 +11,8 @@
 using namespace polyrank;
 using namespace polyrank::host::detail;
 
-TEST_CASE("doubling steps pair up, end with the full sum everywhere, and agree on every bit", "[doubling]") {
+TEST_CASE("doubling steps pair up, end with the full sum everywhere, and agree on every bit",
+          "[doubling]") {
   for (int n = 1; n <= 17; ++n) {
     std::vector<std::vector<doubling_step>> steps;
     // Each rank's value as an expression: the bits are equal if the expressions are.
@@ -41,7 +42,9 @@ TEST_CASE("doubling steps pair up, end with the full sum everywhere, and agree o
           if (inbox.empty()) continue;
           const std::string theirs = inbox.front();
           inbox.pop_front();
-          mine = !s.adds ? theirs : r < s.peer ? "(" + mine + theirs + ")" : "(" + theirs + mine + ")";
+          mine = !s.adds      ? theirs
+                 : r < s.peer ? "(" + mine + theirs + ")"
+                              : "(" + theirs + mine + ")";
         }
         ++k;
         sent[static_cast<std::size_t>(r)] = std::max(sent[static_cast<std::size_t>(r)], k);

@@ -13,7 +13,8 @@
 namespace polyrank::test {
 
 /// Sizes around every threshold: nothing, one, primes, smaller than the ranks, small and large.
-inline const std::vector<std::size_t> sizes{0, 1, 2, 3, 5, 7, 13, 97, 1000, 8191, 8192, 8193, 30011, 100003};
+inline const std::vector<std::size_t> sizes{0,  1,    2,    3,    5,    7,     13,
+                                            97, 1000, 8191, 8192, 8193, 30011, 100003};
 
 template <class T>
 T value(int rank, std::size_t i) {
@@ -21,7 +22,8 @@ T value(int rank, std::size_t i) {
 }
 
 template <class T, class Comm>
-std::size_t check_all_reduce(Comm& comm, host::stream& s, std::size_t count, reduce_op op, bool in_place) {
+std::size_t check_all_reduce(Comm& comm, host::stream& s, std::size_t count, reduce_op op,
+                             bool in_place) {
   const int n = comm.size();
   std::vector<T> in(count), out(count);
   for (std::size_t i = 0; i < count; ++i) in[i] = value<T>(comm.rank(), i);
@@ -33,7 +35,7 @@ std::size_t check_all_reduce(Comm& comm, host::stream& s, std::size_t count, red
     T expected = value<T>(0, i);
     for (int r = 1; r < n; ++r) {
       const T x = value<T>(r, i);
-      expected = op == reduce_op::sum ? T(float(expected) + float(x))
+      expected = op == reduce_op::sum   ? T(float(expected) + float(x))
                  : op == reduce_op::min ? (float(x) < float(expected) ? x : expected)
                                         : (float(x) > float(expected) ? x : expected);
     }
@@ -47,13 +49,15 @@ std::size_t check_reduce_scatter(Comm& comm, host::stream& s, std::size_t count,
   const auto n = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
   std::vector<float> in(count * n), apart(count);
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = value<float>(comm.rank(), i);
-  const std::span<float> out = in_place ? std::span(in).subspan(me * count, count) : std::span(apart);
+  const std::span<float> out =
+      in_place ? std::span(in).subspan(me * count, count) : std::span(apart);
   comm.template reduce_scatter<float>(in, out, reduce_op::sum, on(s));
   s.synchronize();
   std::size_t bad = 0;
   for (std::size_t i = 0; i < count; ++i) {
     float expected = 0;
-    for (std::size_t r = 0; r < n; ++r) expected += value<float>(static_cast<int>(r), me * count + i);
+    for (std::size_t r = 0; r < n; ++r)
+      expected += value<float>(static_cast<int>(r), me * count + i);
     if (out[i] != expected) ++bad;
   }
   return bad;
@@ -63,7 +67,8 @@ template <class Comm>
 std::size_t check_all_gather(Comm& comm, host::stream& s, std::size_t count, bool in_place) {
   const auto n = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
   std::vector<std::int32_t> apart(count), out(count * n, -1);
-  const std::span<std::int32_t> in = in_place ? std::span(out).subspan(me * count, count) : std::span(apart);
+  const std::span<std::int32_t> in =
+      in_place ? std::span(out).subspan(me * count, count) : std::span(apart);
   for (std::size_t i = 0; i < count; ++i) in[i] = value<std::int32_t>(comm.rank(), i);
   comm.template all_gather<std::int32_t>(in, std::span(out), on(s));
   s.synchronize();
@@ -114,7 +119,8 @@ std::size_t check_exchange(Comm& comm, host::stream& s, std::size_t count) {
     in[static_cast<std::size_t>(k)].assign(count, -1);
     batch.push_back(send_to(peer, std::span(to)));
   }
-  for (int k = 0; k < 2 * n; ++k) batch.push_back(receive_from(k % n, std::span(in[static_cast<std::size_t>(k)])));
+  for (int k = 0; k < 2 * n; ++k)
+    batch.push_back(receive_from(k % n, std::span(in[static_cast<std::size_t>(k)])));
   comm.exchange(std::span<const transfer<float>>(batch), on(s));
   s.synchronize();
   std::size_t bad = 0;
@@ -126,7 +132,8 @@ std::size_t check_exchange(Comm& comm, host::stream& s, std::size_t count) {
 
 /// All of the above, for all sizes.
 template <class Comm>
-std::size_t check_everything(Comm& comm, host::stream& s, const std::vector<std::size_t>& counts = sizes) {
+std::size_t check_everything(Comm& comm, host::stream& s,
+                             const std::vector<std::size_t>& counts = sizes) {
   std::size_t bad = 0;
   for (const std::size_t count : counts) {
     for (const bool in_place : {false, true}) {

@@ -30,9 +30,10 @@ TEST_CASE("messages are cut where MPI's count would overflow", "[communicator]")
 }
 
 TEST_CASE("every tuning gives the same result", "[communicator]") {
-  for (const host::tuning t : {host::tuning{.small_bytes = 0, .segment_bytes = 64, .lanes = 1},
-                               host::tuning{.small_bytes = 0, .segment_bytes = 100, .lanes = 3},
-                               host::tuning{.small_bytes = 1 << 30, .segment_bytes = 4096, .lanes = 2}}) {
+  for (const host::tuning t :
+       {host::tuning{.small_bytes = 0, .segment_bytes = 64, .lanes = 1},
+        host::tuning{.small_bytes = 0, .segment_bytes = 100, .lanes = 3},
+        host::tuning{.small_bytes = 1 << 30, .segment_bytes = 4096, .lanes = 2}}) {
     world w = world::adopt(MPI_COMM_WORLD, {.tuning = t});
     mpi_comm comm = w.communicator();
     stream s = comm.make_stream();
@@ -46,7 +47,8 @@ TEST_CASE("all ranks get the same bits of a float sum", "[communicator]") {
   stream s = comm.make_stream();
   for (const std::size_t count : {100u, 100003u}) {
     std::vector<float> x(count);
-    for (std::size_t i = 0; i < count; ++i) x[i] = 1.0f / static_cast<float>(i * 7 + static_cast<std::size_t>(comm.rank()) + 1);
+    for (std::size_t i = 0; i < count; ++i)
+      x[i] = 1.0f / static_cast<float>(i * 7 + static_cast<std::size_t>(comm.rank()) + 1);
     comm.all_reduce<float>(x, std::span(x), reduce_op::sum, on(s));
     s.synchronize();
     const auto hash = static_cast<std::int64_t>(hash_bytes(x.data(), count * sizeof(float)) >> 1);
@@ -95,7 +97,8 @@ TEST_CASE("split makes groups with their own messages", "[communicator]") {
 TEST_CASE("the control channel of MPI", "[communicator]") {
   world w = world::adopt(MPI_COMM_WORLD);
   mpi_comm comm = w.communicator();
-  const auto all = comm.control().all_gather(std::string(static_cast<std::size_t>(3 * comm.rank()), 'x'));
+  const auto all =
+      comm.control().all_gather(std::string(static_cast<std::size_t>(3 * comm.rank()), 'x'));
   bool right = all.size() == static_cast<std::size_t>(comm.size());
   for (std::size_t r = 0; right && r < all.size(); ++r) right = all[r] == std::string(3 * r, 'x');
   MPI_REQUIRE(MPI_COMM_WORLD, right);
@@ -117,7 +120,8 @@ TEST_CASE("a barrier that not all reach ends at its deadline", "[communicator]")
   MPI_REQUIRE(MPI_COMM_WORLD, timed_out);
 }
 
-TEST_CASE("one rank aborts: all waiting operations end with its cause, MPI lives on", "[communicator][abort]") {
+TEST_CASE("one rank aborts: all waiting operations end with its cause, MPI lives on",
+          "[communicator][abort]") {
   for (int round = 0; round < 3; ++round) {
     world w = world::adopt(MPI_COMM_WORLD);
     mpi_comm comm = w.communicator();
@@ -156,9 +160,10 @@ TEST_CASE("an adopted world that an exception leaves releases its peers, the cal
   }
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_REQUIRE(MPI_COMM_WORLD, (rank == 0 ? told == "file is gone"
-                                         : told.find("aborted: rank 0/") == 0 &&
-                                               told.find("left by an exception") != std::string::npos));
+  MPI_REQUIRE(MPI_COMM_WORLD,
+              (rank == 0 ? told == "file is gone"
+                         : told.find("aborted: rank 0/") == 0 &&
+                               told.find("left by an exception") != std::string::npos));
   int one = 1, sum = 0, size = 0;
   MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
   MPI_Comm_size(MPI_COMM_WORLD, &size);

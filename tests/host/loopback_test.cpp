@@ -29,7 +29,8 @@ TEST_CASE("operations run in host order whatever stream they name", "[loopback]"
   run(3, [](loop_comm& comm) {
     stream a, b;
     std::vector<float> x{1};
-    for (int i = 0; i < 20; ++i) comm.all_reduce<float>(x, std::span(x), reduce_op::max, on(i % 2 == 0 ? a : b));
+    for (int i = 0; i < 20; ++i)
+      comm.all_reduce<float>(x, std::span(x), reduce_op::max, on(i % 2 == 0 ? a : b));
     comm.all_reduce<float>(x, std::span(x), reduce_op::sum, on(b));
     comm.all_reduce<float>(x, std::span(x), reduce_op::sum, on(a));
     a.synchronize();
@@ -55,7 +56,8 @@ TEST_CASE("split makes groups ordered by key", "[loopback]") {
 TEST_CASE("the control channel gathers words of any length", "[loopback]") {
   std::atomic<int> bad{0};
   run(4, [&](loop_comm& comm) {
-    const auto all = comm.control().all_gather(std::string(static_cast<std::size_t>(comm.rank()), 'x'));
+    const auto all =
+        comm.control().all_gather(std::string(static_cast<std::size_t>(comm.rank()), 'x'));
     for (std::size_t r = 0; r < 4; ++r)
       if (all[r] != std::string(r, 'x')) ++bad;
     if (comm.control().all_reduce_max(comm.rank() * 10) != 30) ++bad;
@@ -74,7 +76,8 @@ TEST_CASE("ranks that issue different operations all get the difference", "[loop
       s.synchronize();
     } catch (const mismatch_error& e) {
       const std::string text = e.what();
-      if (e.collective() && text.find("rank 0: all_reduce #1 \"bucket 0\" sum of 10 f32") != std::string::npos &&
+      if (e.collective() &&
+          text.find("rank 0: all_reduce #1 \"bucket 0\" sum of 10 f32") != std::string::npos &&
           text.find("rank 2") != std::string::npos && text.find("of 11 f32") != std::string::npos)
         ++told;
     }
@@ -96,7 +99,8 @@ TEST_CASE("a dropped operation is a timeout that names the rank", "[loopback][fa
         try {
           s.synchronize();
         } catch (const timeout_error& e) {
-          if (std::string(e.what()).find("all_reduce #2 of communicator 0 timed out: ranks that did not enter it: 1") !=
+          if (std::string(e.what()).find(
+                  "all_reduce #2 of communicator 0 timed out: ranks that did not enter it: 1") !=
               std::string::npos)
             ++told;
         }
@@ -109,10 +113,11 @@ TEST_CASE("a delayed rank changes nothing but time", "[loopback][fault]") {
   host::loopback::options o;
   for (int r = 0; r < 4; ++r)
     for (std::uint64_t k = 1; k < 20; ++k)
-      o.faults.push_back({.rank = r,
-                          .operation = k,
-                          .what = fault::kind::delay,
-                          .delay = std::chrono::milliseconds(static_cast<std::uint64_t>(r) * k % 3)});
+      o.faults.push_back(
+          {.rank = r,
+           .operation = k,
+           .what = fault::kind::delay,
+           .delay = std::chrono::milliseconds(static_cast<std::uint64_t>(r) * k % 3)});
   std::atomic<std::size_t> bad{0};
   run(
       4,
@@ -134,7 +139,8 @@ TEST_CASE("a failing rank releases the others with its cause", "[loopback][fault
         [&](loop_comm& comm) {
           stream s;
           std::vector<float> x(4);
-          for (int i = 0; i < 5; ++i) comm.all_reduce<float>(x, std::span(x), reduce_op::sum, on(s));
+          for (int i = 0; i < 5; ++i)
+            comm.all_reduce<float>(x, std::span(x), reduce_op::sum, on(s));
           try {
             s.synchronize();
           } catch (const aborted_error& e) {
@@ -158,7 +164,8 @@ TEST_CASE("a message nobody receives is a timeout that names the sender", "[loop
                           [&](loop_comm& comm) {
                             stream s;
                             std::vector<float> x(4);
-                            if (comm.rank() == 0) comm.exchange({send_to(1, std::span(x))}, on(s, "lost"));
+                            if (comm.rank() == 0)
+                              comm.exchange({send_to(1, std::span(x))}, on(s, "lost"));
                             s.synchronize();
                           },
                           o),

@@ -20,7 +20,8 @@ void work(launch::world& world, std::string_view how) {
   auto comm = world.communicator();
   host::stream s = comm.make_stream();
   std::vector<float> x(200000);
-  for (int i = 0; i < 5; ++i) comm.all_reduce<float>(x, std::span(x), reduce_op::sum, on(s, "warm-up"));
+  for (int i = 0; i < 5; ++i)
+    comm.all_reduce<float>(x, std::span(x), reduce_op::sum, on(s, "warm-up"));
   s.synchronize();
   if (how == "collective") throw on_every_rank(usage_error("same everywhere"));
   if (how != "none" && how != "code" && comm.rank() == 2) {

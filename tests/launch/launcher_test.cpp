@@ -20,7 +20,8 @@ auto lookup_in(std::map<std::string, std::string> variables) {
 
 TEST_CASE("launchers are known by their variables", "[launcher]") {
   REQUIRE_FALSE(find_launcher(lookup_in({})));
-  const auto ompi = find_launcher(lookup_in({{"OMPI_COMM_WORLD_SIZE", "8"}, {"SLURM_STEP_NUM_TASKS", "2"}}));
+  const auto ompi =
+      find_launcher(lookup_in({{"OMPI_COMM_WORLD_SIZE", "8"}, {"SLURM_STEP_NUM_TASKS", "2"}}));
   REQUIRE(ompi);
   REQUIRE(ompi->name == "Open MPI");
   REQUIRE(ompi->ranks == 8);
