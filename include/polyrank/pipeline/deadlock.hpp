@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace polyrank::pipeline::detail {
@@ -21,7 +22,8 @@ namespace polyrank::pipeline::detail {
 }
 
 [[nodiscard]] inline fault mispaired_fault(const table& t, place a, place b) {
-  const step x = step_at(t, a.rank, a.index), y = step_at(t, b.rank, b.index);
+  step x = step_at(t, a.rank, a.index), y = step_at(t, b.rank, b.index);
+  if (is_recv(x.what.kind)) std::swap(x, y); // the sender first
   return {fault_kind::mispaired,
           x,
           polyrank::detail::cat(text_of(x), " would be paired with ", text_of(y),
@@ -34,12 +36,10 @@ namespace polyrank::pipeline::detail {
   std::string text = "deadlock: ";
   for (std::size_t n = 0; n < cycle.size(); n += 2) {
     const step &head = cycle[n], &need = cycle[n + 1], &next = cycle[(n + 2) % cycle.size()];
-    if (n > 0) text += "; ";
-    polyrank::detail::append(text, "rank ");
-    polyrank::detail::append(text, head.rank);
-    text += " " + text_of(head.what) + " waits for " + text_of(need.what) + " of rank ";
-    polyrank::detail::append(text, need.rank);
-    if (need.index != next.index) text += ", which stands behind " + text_of(next.what);
+    text += polyrank::detail::cat(n > 0 ? "; " : "", "rank ", head.rank, " ", text_of(head.what),
+                                  " waits for ", text_of(need.what), " of rank ", need.rank);
+    if (need.index != next.index)
+      text += polyrank::detail::cat(", which stands behind ", text_of(next.what));
   }
   return text;
 }

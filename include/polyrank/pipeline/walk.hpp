@@ -439,7 +439,7 @@ class walker {
       (a.kind == action_kind::recv_forward ? in_f_ : in_b_)[cell(a)] = end;
       if (!slot_base_.empty()) slot_free_[slot(a)] = not_yet, slot_holder_[slot(a)] = a.microbatch;
     } else if (a.kind == action_kind::unshard) {
-      live_[a.stage] = end;
+      live_[a.stage] = end, passed_[a.stage] = not_yet;
     }
     clock(r, lane) = end;
     posted_[r * streams_ + lane] = not_yet;
