@@ -35,7 +35,7 @@ class ring final : public task {
   enum class kind { all_reduce, reduce_scatter, all_gather };
 
   struct options {
-    std::size_t segment_bytes = 256 << 10;
+    std::size_t segment_bytes = 512 << 10;
     std::size_t lanes = 2;
   };
 

@@ -28,7 +28,7 @@ namespace polyrank::host {
 /// How the host collectives cut their data. The same on all ranks.
 struct tuning {
   std::size_t small_bytes = 32 << 10;    ///< all_reduce up to this size by doubling, above by ring
-  std::size_t segment_bytes = 256 << 10; ///< of ring and tree
+  std::size_t segment_bytes = 512 << 10; ///< of ring and tree
   std::size_t lanes = 2;                 ///< segments of one chunk in flight
 };
 

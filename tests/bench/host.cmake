@@ -1,0 +1,2 @@
+add_executable(all_reduce_bench all_reduce_bench.cpp)
+target_link_libraries(all_reduce_bench PRIVATE polyrank::mpi polyrank_dev)
