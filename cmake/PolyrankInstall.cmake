@@ -21,7 +21,7 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/polyrankConfig.cmake.in
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/polyrankConfigVersion.cmake
   COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES ${PROJECT_BINARY_DIR}/polyrankConfig.cmake
-  ${PROJECT_BINARY_DIR}/polyrankConfigVersion.cmake DESTINATION ${package_dir}
+  ${PROJECT_BINARY_DIR}/polyrankConfigVersion.cmake ${CMAKE_CURRENT_LIST_DIR}/FindNCCL.cmake DESTINATION ${package_dir}
   COMPONENT headers)
 
 # The prefix is relative to the .pc file, so the tree can be moved.

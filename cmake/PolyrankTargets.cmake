@@ -26,3 +26,6 @@ if(POLYRANK_MPI)
       "apt install libopenmpi-dev openmpi-bin")
   endif()
 endif()
+
+# polyrank::cuda: the CUDA + NCCL backend.
+include(${CMAKE_CURRENT_LIST_DIR}/PolyrankCuda.cmake)

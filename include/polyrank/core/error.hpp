@@ -47,24 +47,29 @@ class error : public std::runtime_error {
   bool collective_ = false;
 };
 
+// Constructors are written out: nvcc 13.0 cannot inherit one with a call_site default.
 class usage_error : public error {
  public:
-  using error::error;
+  explicit usage_error(const std::string& text, call_site site = call_site::here())
+      : error(text, site) {}
 };
 
 class data_error : public error {
  public:
-  using error::error;
+  explicit data_error(const std::string& text, call_site site = call_site::here())
+      : error(text, site) {}
 };
 
 class mismatch_error : public error {
  public:
-  using error::error;
+  explicit mismatch_error(const std::string& text, call_site site = call_site::here())
+      : error(text, site) {}
 };
 
 class timeout_error : public error {
  public:
-  using error::error;
+  explicit timeout_error(const std::string& text, call_site site = call_site::here())
+      : error(text, site) {}
 };
 
 /// Another rank failed first. `cause()` is that rank's text.

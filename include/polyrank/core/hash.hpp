@@ -3,6 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <polyrank/core/hd.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,7 +14,7 @@
 namespace polyrank {
 
 /// A bijective scrambling of 64 bits (the finaliser of splitmix64, Steele et al. 2014).
-[[nodiscard]] constexpr std::uint64_t mix(std::uint64_t x) noexcept {
+[[nodiscard]] POLYRANK_HD constexpr std::uint64_t mix(std::uint64_t x) noexcept {
   x += 0x9e3779b97f4a7c15ULL;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
@@ -20,8 +22,8 @@ namespace polyrank {
 }
 
 /// Folds `value` into `seed`; order matters.
-[[nodiscard]] constexpr std::uint64_t hash_combine(std::uint64_t seed,
-                                                   std::uint64_t value) noexcept {
+[[nodiscard]] POLYRANK_HD constexpr std::uint64_t hash_combine(std::uint64_t seed,
+                                                               std::uint64_t value) noexcept {
   return mix(seed ^ mix(value));
 }
 

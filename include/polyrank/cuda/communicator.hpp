@@ -1,0 +1,311 @@
+// The NCCL communicator: a model of all communicator concepts of the seam.
+//
+//     launch::world world(argc, argv);
+//     cuda::communicator comm = cuda::join(world);   // GPU by local rank, NCCL id over MPI
+//     cuda::stream s = comm.make_stream();
+//     comm.all_reduce<float>(in, out, reduce_op::sum, on(s, "bucket 7"));
+//
+// As a guest: cuda::communicator::from_native(raw, world.communicator()) uses the caller's
+// ncclComm_t and never destroys it. Beside another communicator on the same GPU, issue the
+// operations of both in one order on all ranks (NCCL's rule for any two communicators).
+//
+// Failing together. No call into NCCL waits for a peer. When NCCL fails or another rank has sent a
+// cause, NCCL's kernels are made to return (session.hpp), and every later call, and synchronize()
+// of every stream that was used here, throws aborted_error{cause}.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <polyrank/backend/calls.hpp>
+#include <polyrank/core/hash.hpp>
+#include <polyrank/cuda/backend.hpp>
+#include <polyrank/cuda/select.hpp>
+#include <polyrank/cuda/session.hpp>
+#include <polyrank/hang/flight_recorder.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace polyrank::cuda {
+
+struct communicator_options {
+  std::chrono::milliseconds init_deadline = std::chrono::minutes(2); ///< to meet all ranks
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER; ///< CTAs, network ...; `blocking` is ours
+};
+
+class communicator : public polyrank::detail::typed_calls<communicator, stream> {
+ public:
+  using backend = cuda::backend;
+  using options = communicator_options;
+
+  /// A communicator of the ranks of `host` on GPU `device` of this process. `recorder` may be null,
+  /// else it must outlive this. Throws on every rank: usage_error where NCCL's header and library
+  /// do not fit, mismatch_error where ranks have other versions, timeout_error, nccl_error.
+  /// @collective
+  template <class Host>
+    requires splittable<Host> && abortable<Host>
+  communicator(Host host, int device, hang::flight_recorder* recorder = nullptr, options o = {})
+      : communicator(cuda::control(std::move(host)), device, recorder, o) {}
+
+  communicator(cuda::control line, int device, hang::flight_recorder* recorder, options o = {})
+      : communicator(line, device, recorder, o, prepare(line)) {}
+
+  /// A view of the caller's communicator, which has the ranks of `host`. The caller destroys it,
+  /// after this. @collective
+  template <class Host>
+    requires splittable<Host> && abortable<Host>
+  [[nodiscard]] static communicator from_native(ncclComm_t native, Host host,
+                                                hang::flight_recorder* recorder = nullptr) {
+    cuda::control line(std::move(host));
+    int device = 0, rank = 0, size = 0;
+    cuda::check(ncclCommCuDevice(native, &device), "ncclCommCuDevice", native);
+    cuda::check(ncclCommUserRank(native, &rank), "ncclCommUserRank", native);
+    cuda::check(ncclCommCount(native, &size), "ncclCommCount", native);
+    expects(rank == line.rank() && size == line.size(), "from_native: the NCCL communicator has ",
+            "rank ", rank, " of ", size, ", the control channel rank ", line.rank(), " of ",
+            line.size());
+    const std::uint64_t mine = reinterpret_cast<std::uintptr_t>(native);
+    const std::string first =
+        line.all_gather({reinterpret_cast<const char*>(&mine), sizeof mine})[0];
+    return {line, session::view(native, line), device, recorder, options{}, hash_text(first)};
+  }
+
+  [[nodiscard]] int rank() const { return line_.rank(); }
+  [[nodiscard]] int size() const { return line_.size(); }
+  [[nodiscard]] int device() const noexcept { return device_; }
+  [[nodiscard]] cuda::control& control() noexcept { return line_; }
+  [[nodiscard]] ncclComm_t native() const noexcept { return session_.native(); }
+  /// What a person should know of the NCCL in use.
+  [[nodiscard]] const std::vector<std::string>& warnings() const noexcept { return warnings_; }
+
+  /// An urgent stream on this communicator's device.
+  [[nodiscard]] stream make_stream() const {
+    scoped_device here(device_);
+    return stream::urgent();
+  }
+
+  /// The ranks of one colour, ordered by (key, rank). @collective
+  [[nodiscard]] communicator split(int colour, int key) {
+    check();
+    scoped_device here(device_);
+    cuda::control line = line_.split(colour, key);
+    const std::uint64_t id =
+        hash_combine(hash_combine(id_, ++splits_), static_cast<std::uint64_t>(colour));
+    return {line,     session_.split(colour, key, options_.config, options_.init_deadline, line),
+            device_,  recorder_,
+            options_, id};
+  }
+
+  /// Issues the operations that `body` makes, all on stream `s`, as one launch.
+  template <class Body>
+  void group(stream& s, Body body, call_site site = call_site::here()) {
+    check(site);
+    scoped_device here(device_);
+    follow_order(s);
+    cuda::check(ncclGroupStart(), "ncclGroupStart", nullptr, site);
+    grouped_ = &s;
+    std::exception_ptr thrown;
+    try {
+      body();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    grouped_ = nullptr;
+    session_.issue("ncclGroupEnd", site, [](ncclComm_t) { return ncclGroupEnd(); });
+    note(s, {});
+    if (thrown) std::rethrow_exception(thrown);
+  }
+
+  /// Ends the work of all ranks: their calls, and the synchronize() of their streams, throw
+  /// aborted_error{cause}. Any thread; does not wait.
+  void abort(std::string_view cause) noexcept { session_.abort(cause); }
+  /// Throws aborted_error if some rank has aborted or NCCL has failed.
+  void check(call_site site = call_site::here()) const { session_.why()->check(site); }
+
+ private:
+  friend class polyrank::detail::typed_calls<communicator, stream>;
+
+  /// What all ranks agree on before they meet.
+  struct start {
+    std::vector<std::string> warnings;
+    ncclUniqueId id;
+  };
+  static start prepare(cuda::control& line) {
+    start s{.warnings = agree_on_version(line), .id = {}};
+    s.id = share_id(line);
+    return s;
+  }
+
+  communicator(cuda::control line, int device, hang::flight_recorder* recorder, options o,
+               const start& s)
+      : communicator(line, meet(line, device, s.id, o), device, recorder, o,
+                     hash_bytes(&s.id, sizeof s.id)) {
+    warnings_ = s.warnings;
+  }
+  communicator(cuda::control line, session s, int device, hang::flight_recorder* recorder,
+               options o, std::uint64_t id)
+      : line_(std::move(line)), session_(std::move(s)), device_(device), recorder_(recorder),
+        options_(o), id_(id) {
+    history_.id = static_cast<std::uint32_t>(id);
+  }
+
+  static session meet(cuda::control& line, int device, const ncclUniqueId& id, const options& o) {
+    scoped_device here(device);
+    // Rank 0 listens since ncclGetUniqueId; nobody may knock before all have the address.
+    line.barrier(o.init_deadline);
+    return session::create(id, o.config, o.init_deadline, line);
+  }
+
+  /// Throws unless all ranks run one NCCL that fits its header; returns warnings.
+  static std::vector<std::string> agree_on_version(cuda::control& line) {
+    const int loaded = loaded_nccl();
+    const nccl_verdict mine = judge_nccl(NCCL_VERSION_CODE, loaded, loaded_nccl_path());
+    const std::string version = nccl_version_text(loaded);
+    const auto all = line.all_gather(polyrank::detail::cat(version, '\n', mine.refusal));
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      const std::size_t end = all[r].find('\n');
+      if (end + 1 < all[r].size())
+        throw on_every_rank(
+            usage_error(polyrank::detail::cat("rank ", r, ": ", all[r].substr(end + 1))));
+      if (all[r].substr(0, end) != all[0].substr(0, all[0].find('\n')))
+        throw on_every_rank(mismatch_error(polyrank::detail::cat(
+            "rank 0 runs NCCL ", all[0].substr(0, all[0].find('\n')), ", rank ", r, " NCCL ",
+            all[r].substr(0, end), ": give all hosts one version (check LD_LIBRARY_PATH)")));
+    }
+    return mine.warning.empty() ? std::vector<std::string>{} : std::vector{mine.warning};
+  }
+
+  /// Rank 0's NCCL id on every rank, or rank 0's error on every rank.
+  static ncclUniqueId share_id(cuda::control& line) {
+    ncclUniqueId id{};
+    std::string word;
+    if (line.rank() == 0) {
+      const ncclResult_t code = ncclGetUniqueId(&id);
+      word = code == ncclSuccess
+                 ? std::string(reinterpret_cast<const char*>(&id), sizeof id)
+                 : polyrank::detail::cat(ncclGetErrorString(code), ": ", ncclGetLastError(nullptr));
+    }
+    const std::string first = line.all_gather(word)[0];
+    if (first.size() != sizeof id)
+      throw on_every_rank(nccl_error("ncclGetUniqueId", ncclSystemError, first));
+    std::memcpy(&id, first.data(), sizeof id);
+    return id;
+  }
+
+  /// One communicator, one order: an operation on another stream starts after its predecessor.
+  void follow_order(stream& s) {
+    expects(s.device() == device_, "the stream belongs to GPU ", s.device(),
+            ", the communicator to GPU ", device_);
+    if (last_ != nullptr && last_stream_ != s.native()) s.wait(*last_);
+    s.follow(session_.why());
+  }
+  void note(stream& s, hang::flight_recorder::ticket ticket) {
+    last_ = &session_.note(s, recorder_, ticket);
+    last_stream_ = s.native();
+  }
+
+  void issue(polyrank::detail::call c, on<stream> where) {
+    check(where.site);
+    c.what.tag = where.tag;
+    c.what.site = where.site;
+    scoped_device here(device_);
+    if (grouped_ == nullptr)
+      follow_order(where.stream);
+    else
+      expects(grouped_ == &where.stream, "group: all operations of a group go to one stream");
+    hang::flight_recorder::ticket ticket = 0;
+    if (recorder_ != nullptr) {
+      ticket = recorder_->enter(history_, c.what);
+      recorder_->start(ticket);
+    }
+    if (c.what.count > 0) perform(c, where.stream.native());
+    if (grouped_ == nullptr) note(where.stream, ticket);
+  }
+
+  void perform(const polyrank::detail::call& c, cudaStream_t s) {
+    const std::size_t count = c.what.count;
+    const ncclDataType_t type = nccl_type(c.what.type);
+    const ncclRedOp_t op = nccl_op(c.what.op);
+    const auto issue = [&](const char* name, auto f) { session_.issue(name, c.what.site, f); };
+    switch (c.what.kind) {
+    case op_kind::all_reduce:
+      return issue("ncclAllReduce", [&](ncclComm_t comm) {
+        return ncclAllReduce(c.in, c.out, count, type, op, comm, s);
+      });
+    case op_kind::reduce_scatter:
+      return issue("ncclReduceScatter", [&](ncclComm_t comm) {
+        return ncclReduceScatter(c.in, c.out, count, type, op, comm, s);
+      });
+    case op_kind::all_gather:
+      return issue("ncclAllGather", [&](ncclComm_t comm) {
+        return ncclAllGather(c.in, c.out, count, type, comm, s);
+      });
+    case op_kind::broadcast:
+      return issue("ncclBroadcast", [&](ncclComm_t comm) {
+        return ncclBroadcast(c.in, c.out, count, type, c.what.peer, comm, s);
+      });
+    case op_kind::all_to_all:
+      return issue("all_to_all", [&](ncclComm_t comm) {
+        return grouped([&](auto&& add) {
+          const std::size_t bytes = count * size_of(c.what.type);
+          for (int r = 0; r < size(); ++r) {
+            const std::size_t at = static_cast<std::size_t>(r) * bytes;
+            add(ncclSend(c.in + at, count, type, r, comm, s));
+            add(ncclRecv(c.out + at, count, type, r, comm, s));
+          }
+        });
+      });
+    case op_kind::exchange:
+      return issue("exchange", [&](ncclComm_t comm) {
+        return grouped([&](auto&& add) {
+          for (const auto& t : c.transfers)
+            add(t.sends ? ncclSend(t.data, t.count, ncclUint8, t.peer, comm, s)
+                        : ncclRecv(t.data, t.count, ncclUint8, t.peer, comm, s));
+        });
+      });
+    }
+  }
+
+  /// The calls that `body` adds, as one group; the first failure of them, or of the group.
+  template <class Body>
+  static ncclResult_t grouped(Body body) {
+    ncclResult_t first = ncclGroupStart();
+    if (first != ncclSuccess) return first;
+    body([&](ncclResult_t code) {
+      if (first == ncclSuccess && code != ncclInProgress) first = code;
+    });
+    const ncclResult_t end = ncclGroupEnd();
+    return first != ncclSuccess ? first : end;
+  }
+
+  cuda::control line_;
+  session session_;
+  int device_;
+  hang::flight_recorder* recorder_;
+  options options_;
+  std::uint64_t id_, splits_ = 0;
+  hang::comm_history history_;
+  std::vector<std::string> warnings_;
+  const event* last_ = nullptr; // of the session
+  cudaStream_t last_stream_ = nullptr;
+  stream* grouped_ = nullptr;
+};
+
+/// The communicator of all ranks of `world` (launch::world): each rank on the GPU of its local
+/// rank, which becomes current. `why` gets warnings. @collective
+template <class World>
+[[nodiscard]] communicator join(World& world, communicator_options o = {}) {
+  cuda::control line(world.communicator());
+  std::vector<std::string> warnings;
+  const int device =
+      select_device(line, world.local_rank(), world.local_size(), sharing_allowed(), &warnings);
+  check(cudaSetDevice(device), "cudaSetDevice");
+  return {std::move(line), device, &world.recorder(), o};
+}
+
+} // namespace polyrank::cuda

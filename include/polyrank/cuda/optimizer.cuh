@@ -1,0 +1,97 @@
+// The optimizer kernel, for nvcc. See optimizer.hpp.
+//
+// Bound by memory (AdamW in fp32: 28 bytes an element). Each block updates one chunk of 1024
+// elements, 4 consecutive ones a thread, with 16-byte accesses where all pointers of the tensor are
+// aligned. All loads are issued before the first use.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <polyrank/core/ieee.hpp>
+#include <polyrank/cuda/lanes.cuh>
+#include <polyrank/cuda/optimizer.hpp>
+
+namespace polyrank::cuda::detail {
+
+template <class O, class Work>
+POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
+    update(update_range<Work, O::state_count> r, const update_range<Work, O::state_count>* ranges,
+           const chunk* map, typename O::hyper hyper, step_control control) {
+  constexpr unsigned states = O::state_count, width = 4;
+  std::size_t index = blockIdx.x;
+  if (map != nullptr) {
+    const chunk c = map[blockIdx.x];
+    r = ranges[c.range];
+    index = c.index;
+  }
+  const float factor = control.device_factor != nullptr
+                           ? ieee::mul(control.factor, *control.device_factor)
+                           : control.factor;
+  const bool skip = control.skip != nullptr && *control.skip != 0;
+  const std::size_t begin = index * chunk_elements;
+
+  bool wide = begin + chunk_elements <= r.count && aligned(r.value, 16) &&
+              aligned(r.gradient, width * sizeof(Work)) && aligned(r.copy, width * sizeof(Work));
+#pragma unroll
+  for (unsigned k = 0; k < states; ++k) wide = wide && aligned(r.state[k], 16);
+
+  if (wide) {
+    const std::size_t i = begin + threadIdx.x * width;
+    pack_of<float, width> p = load_pack<float, width>(r.value + i);
+    const pack_of<Work, width> g = load_pack<Work, width>(r.gradient + i);
+    pack_of<float, width> s[states == 0 ? 1 : states];
+#pragma unroll
+    for (unsigned k = 0; k < states; ++k) s[k] = load_pack<float, width>(r.state[k] + i);
+    pack_of<Work, width> rounded;
+#pragma unroll
+    for (unsigned e = 0; e < width; ++e) {
+      float state[states == 0 ? 1 : states];
+#pragma unroll
+      for (unsigned k = 0; k < states; ++k) state[k] = s[k].at[e];
+      p.at[e] = O::update(p.at[e], ieee::mul(factor, to_float(g.at[e])), state, hyper);
+      rounded.at[e] = from_float<Work>(p.at[e]);
+#pragma unroll
+      for (unsigned k = 0; k < states; ++k) s[k].at[e] = state[k];
+    }
+    if (skip) return;
+    store_pack<float, width>(p, r.value + i);
+#pragma unroll
+    for (unsigned k = 0; k < states; ++k) store_pack<float, width>(s[k], r.state[k] + i);
+    if (r.copy != nullptr) store_pack<Work, width>(rounded, r.copy + i);
+    return;
+  }
+  if (skip) return;
+#pragma unroll
+  for (unsigned e = 0; e < width; ++e) {
+    const std::size_t i = begin + e * threads_per_block + threadIdx.x;
+    if (i >= r.count) continue;
+    float state[states == 0 ? 1 : states];
+#pragma unroll
+    for (unsigned k = 0; k < states; ++k) state[k] = r.state[k][i];
+    const float p = O::update(r.value[i], ieee::mul(factor, to_float(r.gradient[i])), state, hyper);
+    r.value[i] = p;
+#pragma unroll
+    for (unsigned k = 0; k < states; ++k) r.state[k][i] = state[k];
+    if (r.copy != nullptr) r.copy[i] = from_float<Work>(p);
+  }
+}
+
+template <class O, class Work>
+void launch_update(const update_range<Work, O::state_count>& lone,
+                   const update_range<Work, O::state_count>* ranges, const chunk* map,
+                   std::size_t chunks, const typename O::hyper& hyper, const step_control& control,
+                   cudaStream_t s) {
+  static_assert(chunk_elements == threads_per_block * 4);
+  update<O, Work>
+      <<<blocks_for(chunks, 1), threads_per_block, 0, s>>>(lone, ranges, map, hyper, control);
+  check(cudaGetLastError(), "kernel launch");
+}
+
+} // namespace polyrank::cuda::detail
+
+// Instantiates the step of optimizer O with gradients of type Work. Once in a program for each.
+#define POLYRANK_INSTANTIATE_CUDA_OPTIMIZER(O, Work)                                               \
+  template void polyrank::cuda::detail::launch_update<O, Work>(                                    \
+      const polyrank::cuda::update_range<Work, O::state_count>&,                                   \
+      const polyrank::cuda::update_range<Work, O::state_count>*,                                   \
+      const polyrank::cuda::detail::chunk*, std::size_t, const O::hyper&,                          \
+      const polyrank::cuda::step_control&, cudaStream_t)

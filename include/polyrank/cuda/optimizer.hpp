@@ -1,0 +1,123 @@
+// One optimizer step over any number of tensors in device memory, in one kernel.
+//
+//     cuda::optimizer<adamw> update({{.value = w, .gradient = g, .state = {m, v}, .count = n},
+//     ...}); update.step(adamw::at(options, step), {.factor = 1.0f / ranks}, stream);
+//
+// The update formula is the optimizer's own, the same that polyrank::apply uses on the host: equal
+// bits, whatever the split into tensors. `Work` is the type of the gradients and of an optional
+// copy of the values in that type: with Work = bf16 the values are fp32 masters, and `copy` gets
+// the weights that the next forward pass reads.
+//
+// Needs POLYRANK_INSTANTIATE_CUDA_OPTIMIZER(polyrank::adamw, float) in one .cu file, or nvcc and
+// cuda.cuh in the file that calls step().
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <polyrank/backend/buffer.hpp>
+#include <polyrank/core/dtype.hpp>
+#include <polyrank/core/error.hpp>
+#include <polyrank/cuda/memory.hpp>
+#include <polyrank/cuda/stream.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory_resource>
+#include <span>
+#include <vector>
+
+namespace polyrank::cuda {
+
+/// A tensor to be updated; all pointers are device memory.
+template <class Work, std::size_t States>
+struct update_range {
+  float* value = nullptr;
+  const Work* gradient = nullptr;
+  float* state[States == 0 ? 1 : States] = {};
+  Work* copy = nullptr; ///< gets the new values, rounded to Work; may be null
+  std::size_t count = 0;
+};
+
+/// What a step multiplies gradients with, and whether it happens at all. The pointers are device
+/// memory and may be null: so clipping and skipping need no host.
+struct step_control {
+  float factor = 1;                     ///< 1 / (ranks * accumulation * loss scale)
+  const float* device_factor = nullptr; ///< multiplied to `factor`
+  const std::uint32_t* skip = nullptr;  ///< not zero: leave everything as it is
+};
+
+namespace detail {
+
+/// Which part of which range a block of the kernel works on.
+struct chunk {
+  std::uint32_t range = 0, index = 0;
+};
+/// Elements of a chunk.
+inline constexpr std::size_t chunk_elements = 1024;
+
+/// `ranges` and `map` are device memory; a lone range is passed by value with `map` null.
+template <class O, class Work>
+void launch_update(const update_range<Work, O::state_count>& lone,
+                   const update_range<Work, O::state_count>* ranges, const chunk* map,
+                   std::size_t chunks, const typename O::hyper& hyper, const step_control& control,
+                   cudaStream_t s);
+
+} // namespace detail
+
+/// O is an elementwise_optimizer; Work one of float, bf16, fp16. Move-only.
+template <class O, element Work = float>
+class optimizer {
+ public:
+  using range = update_range<Work, O::state_count>;
+
+  /// Writes the list of tensors to the current device (from `memory`, if given); waits for that.
+  explicit optimizer(std::vector<range> ranges, std::pmr::memory_resource* memory = nullptr) {
+    std::vector<detail::chunk> map;
+    std::size_t used = 0;
+    for (std::size_t r = 0; r < ranges.size(); ++r) {
+      if (ranges[r].count == 0) continue;
+      ++used;
+      lone_ = ranges[r];
+      const std::size_t chunks =
+          (ranges[r].count + detail::chunk_elements - 1) / detail::chunk_elements;
+      expects(chunks <= std::numeric_limits<std::uint32_t>::max(), "optimizer: tensor ", r, " of ",
+              ranges[r].count, " elements is too large");
+      chunks_ += chunks;
+      for (std::size_t c = 0; c < chunks && ranges.size() > 1; ++c)
+        map.push_back({static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(c)});
+    }
+    if (used < 2) return;
+    std::pmr::memory_resource& from = memory != nullptr ? *memory : device_memory();
+    ranges_ = upload(ranges, from);
+    map_ = upload(map, from);
+  }
+
+  /// Updates every tensor. Does not wait.
+  void step(const typename O::hyper& hyper, const step_control& control, stream& s) const {
+    if (chunks_ == 0) return;
+    scoped_device here(s.device());
+    detail::launch_update<O, Work>(lone_, ranges_.data(), map_.data(), chunks_, hyper, control,
+                                   s.native());
+  }
+
+  /// Bytes of device memory for the list.
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return ranges_.size_bytes() + map_.size_bytes();
+  }
+
+ private:
+  template <class T>
+  static buffer<T> upload(const std::vector<T>& from, std::pmr::memory_resource& memory) {
+    buffer<T> to(from.size(), memory);
+    check(cudaMemcpy(to.data(), from.data(), to.size_bytes(), cudaMemcpyHostToDevice),
+          "cudaMemcpy");
+    return to;
+  }
+
+  range lone_{};
+  std::size_t chunks_ = 0;
+  buffer<range> ranges_;
+  buffer<detail::chunk> map_;
+};
+
+} // namespace polyrank::cuda
