@@ -73,11 +73,10 @@ void svg::rectangle(double x, double y, double w, double h, std::string_view fil
 }
 
 void svg::polyline(std::span<const std::pair<double, double>> points, std::string_view colour,
-                   double width, double opacity) {
+                   double width) {
   if (points.empty()) return;
-  body_ +=
-      detail::cat("<polyline fill=\"none\" stroke=\"", colour, "\" stroke-width=\"", px(width),
-                  "\" stroke-opacity=\"", px(opacity), "\" stroke-linejoin=\"round\" points=\"");
+  body_ += detail::cat("<polyline fill=\"none\" stroke=\"", colour, "\" stroke-width=\"", px(width),
+                       "\" stroke-linejoin=\"round\" points=\"");
   for (const auto& [x, y] : points) body_ += detail::cat(px(x), ",", px(y), " ");
   body_ += "\"/>\n";
 }
@@ -104,7 +103,7 @@ std::vector<double> axis_ticks(double low, double high, std::size_t count) {
     if (step = factor * power; step >= rough * 0.999) break;
   std::vector<double> ticks;
   const double first = std::ceil(low / step - 1e-9), last = std::floor(high / step + 1e-9);
-  for (double k = first; k <= last; ++k) ticks.push_back(k * step);
+  for (double k = first; k <= last; ++k) ticks.push_back(k == 0 ? 0.0 : k * step);
   return ticks;
 }
 
@@ -151,7 +150,7 @@ std::string charts_svg(std::string_view title, std::span<const chart> charts) {
       std::vector<std::pair<double, double>> points;
       for (const auto& [x, y] : s.points)
         if (std::isfinite(x) && std::isfinite(y)) points.emplace_back(at_x(x), at_y(y));
-      out.polyline(points, s.colour, s.markers ? 2 : 1.2, s.points.size() > 400 ? 0.8 : 1);
+      out.polyline(points, s.colour, s.width);
       if (s.markers)
         for (const auto& [x, y] : points) out.circle(x, y, 3, s.colour);
       out.rectangle(legend, top - 17, 14, 4, s.colour, "none");
@@ -164,7 +163,7 @@ std::string charts_svg(std::string_view title, std::span<const chart> charts) {
 }
 
 std::string contact_sheet_svg(const sheet& s, std::size_t cards_per_line) {
-  constexpr double card_width = 108, card_height = 138, edge = 84, top = 74, margin = 20;
+  constexpr double card_width = 118, card_height = 138, edge = 84, top = 74, margin = 20;
   const auto lines = static_cast<double>((s.cards.size() + cards_per_line - 1) / cards_per_line);
   svg out(2 * margin + card_width * static_cast<double>(cards_per_line),
           top + lines * card_height + 10, s.title);
@@ -179,7 +178,7 @@ std::string contact_sheet_svg(const sheet& s, std::size_t cards_per_line) {
     out.picture(middle - edge / 2, y, edge, edge, c.pixels, s.rows, s.columns);
     out.rectangle(middle - edge / 2 - 1.5, y - 1.5, edge + 3, edge + 3, "none", colour, 3);
     out.text(middle, y + edge + 18, c.caption,
-             {.size = 11.5, .colour = colour, .anchor = "middle", .bold = true});
+             {.size = 11, .colour = colour, .anchor = "middle", .bold = true});
     out.text(middle, y + edge + 33, c.note, {.size = 11, .colour = "#444", .anchor = "middle"});
   }
   return out.finish();

@@ -31,7 +31,7 @@ class svg {
   void rectangle(double x, double y, double w, double h, std::string_view fill,
                  std::string_view stroke, double stroke_width = 1);
   void polyline(std::span<const std::pair<double, double>> points, std::string_view colour,
-                double width = 1.5, double opacity = 1);
+                double width = 1.5);
   void circle(double x, double y, double radius, std::string_view colour);
   /// A grey picture, its pixels drawn as squares.
   void picture(double x, double y, double w, double h, std::span<const std::uint8_t> pixels,
@@ -49,6 +49,7 @@ struct series {
   std::string colour;
   std::vector<std::pair<double, double>> points; ///< non-finite ones are left out
   bool markers = false;                          ///< dots, for few points
+  double width = 2;
 };
 
 /// Curves over one pair of axes.

@@ -20,7 +20,7 @@ std::variant<config, int> parse_config(int argc, char** argv) {
   auto* steps_flag = app.add_option("--steps", steps, "Stop after S steps; the rate aims at E")
                          ->type_name("S")
                          ->check(CLI::PositiveNumber);
-  app.add_option("--batch", c.batch, "Pictures per step, all ranks; default 512")
+  app.add_option("--batch", c.batch, "Per step, all ranks; default 512 (digits: 64)")
       ->type_name("B")
       ->check(CLI::PositiveNumber);
   app.add_option("--hidden", c.hidden, "Hidden layers; default 256,128")
@@ -46,6 +46,11 @@ std::variant<config, int> parse_config(int argc, char** argv) {
   if (steps_flag->count() > 0) c.steps = steps;
   if (workers_flag->count() > 0) c.workers = workers;
   return c;
+}
+
+void settle(config& c, const std::string& data_directory, std::size_t training_pictures) {
+  c.data = data_directory;
+  if (c.batch == 0) c.batch = training_pictures < 10'000 ? 64 : 512;
 }
 
 std::string describe(const config& c) {

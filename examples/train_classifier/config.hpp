@@ -21,7 +21,7 @@ struct config {
   std::string backend = "auto";
   std::size_t epochs = 10;
   std::optional<std::size_t> steps; ///< stops earlier; the learning rate still aims at `epochs`
-  std::size_t batch = 512;          ///< over all ranks
+  std::size_t batch = 0;            ///< over all ranks; 0: settle() chooses
   std::vector<std::size_t> hidden{256, 128};
   std::uint64_t seed = 1;
   bool deterministic = false;
@@ -35,6 +35,11 @@ struct config {
 
 /// The configuration, or the exit code with which the program is to end now.
 [[nodiscard]] std::variant<config, int> parse_config(int argc, char** argv);
+
+/// Fills in what depends on the data: its directory, and the batch where none was asked for, which
+/// is 512, or 64 where there are fewer than 10,000 training pictures (else an epoch would be 2
+/// steps).
+void settle(config& c, const std::string& data_directory, std::size_t training_pictures);
 
 /// What the ranks must agree on, as one line for people and for comparison.
 [[nodiscard]] std::string describe(const config& c);

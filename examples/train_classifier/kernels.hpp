@@ -10,7 +10,7 @@
 
 namespace polyrank::examples::kernels {
 
-/// tanh within 3e-7, by the rational approximation that Eigen uses: the C library's tanh keeps a
+/// tanh within 4e-7, by the rational approximation that Eigen uses: the C library's tanh keeps a
 /// loop from being vectorised.
 [[nodiscard]] inline float fast_tanh(float x) noexcept {
   x = std::min(std::max(x, -7.90531110763549805f), 7.90531110763549805f);

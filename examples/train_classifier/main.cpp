@@ -74,7 +74,7 @@ void say_result(const training_result& r) {
               r.samples_per_second, r.communication_ms);
 }
 
-int body(launch::world& world, const config& c) {
+int body(launch::world& world, config c) {
   const bool speaks = world.rank() == 0, talks = speaks && !c.common.quiet;
   if (c.backend == "cuda")
     throw on_every_rank(
@@ -86,6 +86,7 @@ int body(launch::world& world, const config& c) {
   agree(comm.control(), "the ranks were started with different flags", describe(c));
   const dataset data = load_everywhere(comm, c.data.empty() ? default_data_directory()
                                                             : std::filesystem::path(c.data));
+  settle(c, data.where.string(), data.train.count());
   const step_plan plan = plan_steps(c, static_cast<std::size_t>(world.size()), data.train.count());
   const std::size_t workers =
       c.workers.value_or(default_workers(static_cast<std::size_t>(launch::usable_cpus()),

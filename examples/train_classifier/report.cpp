@@ -27,9 +27,11 @@ card make_card(const evaluation& e, const dataset& d, std::size_t i) {
   card c;
   c.pixels.assign(picture.begin(), picture.end());
   for (std::uint8_t& p : c.pixels) p = static_cast<std::uint8_t>(p * 255u / d.test.white);
+  // Rounded down: 100 % would be a claim that the network does not make.
+  const double sure = std::floor(static_cast<double>(e.confidence[i]) * 1000) / 10;
   char text[64];
-  std::snprintf(text, sizeof text, "%s %.0f%%", d.class_names[e.predicted[i]].c_str(),
-                std::floor(static_cast<double>(e.confidence[i]) * 100));
+  std::snprintf(text, sizeof text, sure >= 99 ? "%s %.1f%%" : "%s %.0f%%",
+                d.class_names[e.predicted[i]].c_str(), sure);
   c.caption = text;
   c.note = "is: " + d.class_names[d.test.labels[i]];
   c.good = e.predicted[i] == d.test.labels[i];
@@ -61,17 +63,17 @@ std::string result_json(const training_result& r, const config& c, const dataset
 
 std::string learning_curve(const training_result& r, const dataset& d) {
   const double per_epoch = static_cast<double>(r.plan.steps_per_epoch);
-  series loss{.name = "loss per step", .colour = "#9db7d5", .points = {}};
-  series smooth{.name = "mean of the last 50", .colour = "#1f5fa8", .points = {}};
+  series loss{.name = "loss per step", .colour = "#9db7d5", .points = {}, .width = 1};
+  series smooth{.name = "smoothed", .colour = "#1f5fa8", .points = {}};
+  const std::size_t reach = std::min<std::size_t>(25, r.losses.size() / 20); // to either side
   double window = 0;
-  for (std::size_t i = 0; i < r.losses.size(); ++i) {
+  for (std::size_t i = 0, first = 0, end = 0; i < r.losses.size(); ++i) {
     const double epoch = static_cast<double>(i + 1) / per_epoch;
-    window += static_cast<double>(r.losses[i]);
-    if (i >= 50) window -= static_cast<double>(r.losses[i - 50]);
     loss.points.emplace_back(epoch, static_cast<double>(r.losses[i]));
-    if (i >= 10)
-      smooth.points.emplace_back(epoch,
-                                 window / static_cast<double>(std::min<std::size_t>(i + 1, 50)));
+    while (end < std::min(i + reach + 1, r.losses.size()))
+      window += static_cast<double>(r.losses[end++]);
+    while (first + reach < i) window -= static_cast<double>(r.losses[first++]);
+    smooth.points.emplace_back(epoch, window / static_cast<double>(end - first));
   }
   series validation{.name = "validation", .colour = "#2a8a3e", .points = {}, .markers = true};
   for (const auto& [step, accuracy] : r.validation)

@@ -47,9 +47,10 @@ struct step_plan {
              "number of ranks; take ",
              std::bit_floor(c.blocks), " or ", std::bit_ceil(c.blocks));
     if (c.blocks % ranks != 0)
-      refuse(ranks, " ranks do not divide --blocks ", c.blocks, "; take 1, 2, 4, ... ", c.blocks,
-             " ranks, or --blocks ", std::max(std::bit_ceil(ranks), c.blocks * 2),
-             std::has_single_bit(ranks) ? "" : " with a power of two of ranks");
+      refuse(ranks, " ranks do not divide --blocks ", c.blocks,
+             std::has_single_bit(ranks)
+                 ? detail::cat("; take at most ", c.blocks, " ranks, or --blocks ", ranks)
+                 : detail::cat("; take a power of two of ranks, at most ", c.blocks));
     if (c.batch % c.blocks != 0)
       refuse("--blocks ", c.blocks, " do not divide --batch ", c.batch, "; take --batch ",
              round_up(c.batch, c.blocks));

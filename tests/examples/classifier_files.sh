@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# usage: classifier_files.sh PROGRAM DATA SCRATCH LAUNCHER...
+# Files in, files out: broken inputs are named, digests agree, results appear where they were asked for.
+# SPDX-License-Identifier: Apache-2.0
+set -euo pipefail
+program=$1 data=$2 scratch=$3
+shift 3
+launch=("$@")
+failed=0
+check() {  # check WHAT command...
+  local what=$1
+  shift
+  if "$@"; then echo "ok: $what"; else echo "FAILED: $what"; failed=1; fi
+}
+# refuses CODE REGEX args...: the program ends with CODE and one line on stderr that matches
+refuses() {
+  local want=$1 regex=$2 code=0 text
+  shift 2
+  text=$("$program" "$@" 2>&1) || code=$?
+  [[ $code -eq $want ]] && grep -Eq -- "$regex" <<<"$text" || { echo "exit $code: $text"; return 1; }
+}
+dir=$scratch/files
+rm -rf "$dir" && mkdir -p "$dir"
+
+# Truncated and corrupt inputs.
+mkdir "$dir/short" "$dir/corrupt" "$dir/csv" "$dir/idx" "$dir/pair"
+head -c 20000 "$data/digits.csv.gz" >"$dir/short/digits.csv.gz"
+check "truncated gzip" refuses 1 'error: .*/short/digits.csv.gz: the gzip file is truncated' --data "$dir/short"
+{ head -c 2000 "$data/digits.csv.gz"; head -c 3000 /dev/zero; tail -c +5001 "$data/digits.csv.gz"; } >"$dir/corrupt/digits.csv.gz"
+check "corrupt gzip" refuses 1 '/corrupt/digits.csv.gz: the gzip file is (corrupt|truncated)' --data "$dir/corrupt"
+gzip -dc "$data/digits.csv.gz" | sed '7s/,[0-9]*,/,17,/' >"$dir/csv/digits.csv"
+check "pixel out of range" refuses 1 '/csv/digits.csv:7:2: pixel 17 is more than 16' --data "$dir/csv"
+printf '\0\0\10\3\0\0\0\2\0\0\0\1\0\0\0\1A' | gzip >"$dir/idx/train-images-idx3-ubyte.gz"
+check "labels missing" refuses 1 '/idx/train-labels-idx1-ubyte.gz: no such file' --data "$dir/idx"
+printf '\0\0\10\1\0\0\0\2\1\2' >"$dir/idx/train-labels-idx1-ubyte"
+check "truncated IDX" refuses 1 '/idx/train-images-idx3-ubyte.gz: truncated.*at byte 17' --data "$dir/idx"
+printf 'PNG!\0\0\0\2' >"$dir/idx/train-images-idx3-ubyte.gz"
+check "not IDX" refuses 1 '/idx/train-images-idx3-ubyte.gz: not an IDX file' --data "$dir/idx"
+check "results cannot be written" refuses 1 '/dev/null/x' --data "$data" --steps 1 --json /dev/null/x/r.json
+
+# One digest for 1 and 2 ranks, another for another seed; the JSON has it too.
+common=(--data "$data" --deterministic --digest --steps 30 --quiet)
+one=$("$program" "${common[@]}" --json "$dir/one.json" | grep '^digest=')
+two=$("${launch[@]}" "$program" "${common[@]}" --json "$dir/two.json" | tr -d '\r' | grep '^digest=')
+other=$("$program" "${common[@]}" --seed 2 | grep '^digest=')
+check "digest has 16 digits" grep -Eq '^digest=[0-9a-f]{16}$' <<<"$one"
+check "same digest on 2 ranks" test "$one" = "$two"
+check "another seed, another digest" test "$one" != "$other"
+check "digest in the JSON" grep -q "\"digest\": \"${one#digest=}\"" "$dir/two.json"
+check "all the work on one rank" grep -q '"samples_per_rank": 1920,' "$dir/one.json"
+check "half of the work on each of two" grep -q '"samples_per_rank": 960,' "$dir/two.json"
+check "nothing sent by one rank" grep -q '"wire_bytes": 0,' "$dir/one.json"
+check "something sent by two" grep -Eq '"wire_bytes": [1-9]' "$dir/two.json"
+same_losses() { diff <(sed -n '/"losses"/,/]/p' "$dir/one.json") <(sed -n '/"losses"/,/]/p' "$dir/two.json"); }
+check "same losses on 2 ranks" same_losses
+
+# A whole run leaves its files.
+"$program" --data "$data" --out "$dir/out" --checkpoint "$dir/ckpt" --json "$dir/r.json" >"$dir/log"
+for file in out/learning_curve.svg out/predictions.svg ckpt/state.prk r.json; do
+  check "$file is there" test -s "$dir/$file"
+  check "$file is announced" grep -q "^wrote    $dir/$file$" "$dir/log"
+done
+check "no temporary file is left" test -z "$(find "$dir" -name '*.tmp*')"
+accuracy=$(sed -n 's/.*"val_accuracy": \([0-9.]*\).*/\1/p' "$dir/r.json")
+check "it learns the digits ($accuracy)" awk "BEGIN { exit !($accuracy >= 0.885) }"
+check "help fits 80 columns" test "$("$program" --help | awk 'length > 80' | wc -l)" -eq 0
+exit $failed
