@@ -44,7 +44,7 @@ class census_taker {
       trains_ = trains_ || a.kind == action_kind::backward || a.kind == action_kind::input_grad;
     }
     for (std::size_t r = 0; r < t_.shape.ranks; ++r)
-      if (auto found = list_of(r)) return found;
+      if (!list_of(r)) return found_;
     return totals();
   }
 
@@ -61,10 +61,12 @@ class census_taker {
                                  i = bit_of(action_kind::input_grad),
                                  w = bit_of(action_kind::weight_grad);
 
-  [[nodiscard]] fault make(fault_kind kind, std::size_t r, std::size_t index,
-                           std::string_view what) const {
+  /// Notes a fault; false, so that a check can return it. Faults are rare, and big: checks that
+  /// run once per action hand around a bool.
+  bool fail(fault_kind kind, std::size_t r, std::size_t index, std::string_view what) {
     const step at{r, index - t_.row[r], t_.actions[index]};
-    return {kind, at, polyrank::detail::cat(text_of(at), " ", what), {}};
+    found_ = fault{kind, at, polyrank::detail::cat(text_of(at), " ", what), {}};
+    return false;
   }
 
   std::optional<fault> well_formed() const {
@@ -83,127 +85,129 @@ class census_taker {
     return std::nullopt;
   }
 
-  std::optional<fault> list_of(std::size_t r) {
+  bool list_of(std::size_t r) {
     bool updated = false;
     for (std::size_t n = t_.row[r]; n < t_.row[r + 1]; ++n) {
       const action& a = t_.actions[n];
-      if (static_cast<std::size_t>(a.kind) >= action_kinds)
-        return fault{
-            fault_kind::malformed,
-            {r, n - t_.row[r], {}},
-            polyrank::detail::cat("rank ", r, ", action ", n - t_.row[r], " has no known kind"),
-            {}};
+      if (static_cast<std::size_t>(a.kind) >= action_kinds) {
+        const step at{r, n - t_.row[r], {}};
+        found_ =
+            fault{fault_kind::malformed,
+                  at,
+                  polyrank::detail::cat("rank ", r, ", action ", at.index, " has no known kind"),
+                  {}};
+        return false;
+      }
       if (a.stage >= stages_)
-        return make(fault_kind::malformed, r, n,
+        return fail(fault_kind::malformed, r, n,
                     polyrank::detail::cat("names a stage beyond the last, ", stages_ - 1));
       if (rank_of_[a.stage] != r)
-        return make(fault_kind::placement, r, n,
+        return fail(fault_kind::placement, r, n,
                     polyrank::detail::cat("is of stage ", a.stage, ", which rank ",
                                           rank_of_[a.stage], " owns"));
-      if (updated) return make(fault_kind::order, r, n, "comes after the optimizer");
+      if (updated) return fail(fault_kind::order, r, n, "comes after the optimizer");
       if (a.kind == action_kind::optimizer) updated = true;
-      auto found = has_microbatch(a.kind) ? of_microbatch(r, n, a) : of_stage(r, n, a);
-      if (found) return found;
+      if (!(has_microbatch(a.kind) ? of_microbatch(r, n, a) : of_stage(r, n, a))) return false;
     }
-    return std::nullopt;
+    return true;
   }
 
-  std::optional<fault> of_microbatch(std::size_t r, std::size_t n, const action& a) {
+  bool of_microbatch(std::size_t r, std::size_t n, const action& a) {
     if (a.microbatch >= m_)
-      return make(fault_kind::malformed, r, n,
+      return fail(fault_kind::malformed, r, n,
                   polyrank::detail::cat("names a microbatch beyond the last, ", m_ - 1));
     std::uint16_t& seen = seen_[a.stage * m_ + a.microbatch];
-    if ((seen & bit_of(a.kind)) != 0) return make(fault_kind::duplicate, r, n, "occurs twice");
-    const auto needs = [&](std::uint16_t any, std::string_view what) -> std::optional<fault> {
-      if ((seen & any) != 0) return std::nullopt;
-      return make(fault_kind::order, r, n, polyrank::detail::cat("comes before its ", what));
+    if ((seen & bit_of(a.kind)) != 0) return fail(fault_kind::duplicate, r, n, "occurs twice");
+    const auto needs = [&](std::uint16_t any, std::string_view what) {
+      if ((seen & any) != 0) return true;
+      return fail(fault_kind::order, r, n, polyrank::detail::cat("comes before its ", what));
     };
     stage_state& stage = stage_[a.stage];
     const boundaries& edge = edge_[a.stage];
-    std::optional<fault> found;
+    bool fine = true;
     if (is_compute(a.kind)) {
       stage.used = true;
-      if (stage.resharded) return make(fault_kind::order, r, n, "runs after RESHARD");
+      if (stage.resharded) return fail(fault_kind::order, r, n, "runs after RESHARD");
       if (a.joined != 0 && (a.kind != action_kind::forward || !joins(r, n)))
-        return make(fault_kind::malformed, r, n, "is joined with something that is not a backward");
+        return fail(fault_kind::malformed, r, n, "is joined with something that is not a backward");
     }
     switch (a.kind) {
     case action_kind::forward:
-      if (explicit_ && edge.from_below) found = needs(bit_of(action_kind::recv_forward), "RECV_F");
+      if (explicit_ && edge.from_below) fine = needs(bit_of(action_kind::recv_forward), "RECV_F");
       break;
     case action_kind::recompute:
-      found = needs(f, "forward");
-      if (!found && (seen & (b | i)) != 0)
-        found = make(fault_kind::order, r, n, "comes after its backward");
+      fine = needs(f, "forward");
+      if (fine && (seen & (b | i)) != 0)
+        fine = fail(fault_kind::order, r, n, "comes after its backward");
       break;
     case action_kind::backward:
     case action_kind::input_grad:
-      found = needs(f, "forward");
-      if (!found && (seen & (b | i)) != 0)
-        found = make(fault_kind::duplicate, r, n, "is a second backward");
-      if (!found && explicit_ && edge.to_above)
-        found = needs(bit_of(action_kind::recv_backward), "RECV_B");
+      fine = needs(f, "forward");
+      if (fine && (seen & (b | i)) != 0)
+        fine = fail(fault_kind::duplicate, r, n, "is a second backward");
+      if (fine && explicit_ && edge.to_above)
+        fine = needs(bit_of(action_kind::recv_backward), "RECV_B");
       if (a.kind == action_kind::backward) ++stage.finished;
       break;
     case action_kind::weight_grad:
-      found = needs(i, "input gradient");
+      fine = needs(i, "input gradient");
       ++stage.finished;
       break;
     case action_kind::send_forward:
-      if (!edge.to_above) return make(fault_kind::malformed, r, n, "has no other rank to go to");
-      found = needs(f, "forward");
+      if (!edge.to_above) return fail(fault_kind::malformed, r, n, "has no other rank to go to");
+      fine = needs(f, "forward");
       break;
     case action_kind::send_backward:
-      if (!edge.from_below) return make(fault_kind::malformed, r, n, "has no other rank to go to");
-      found = needs(b | i, "backward");
+      if (!edge.from_below) return fail(fault_kind::malformed, r, n, "has no other rank to go to");
+      fine = needs(b | i, "backward");
       break;
     case action_kind::recv_forward:
       if (!edge.from_below)
-        return make(fault_kind::malformed, r, n, "has no other rank to come from");
-      if (!t_.slots.empty() && t_.slots[a.stage].activation == 0) found = no_slot(r, n);
+        return fail(fault_kind::malformed, r, n, "has no other rank to come from");
+      if (!t_.slots.empty() && t_.slots[a.stage].activation == 0) fine = no_slot(r, n);
       break;
     default:
       if (!edge.to_above)
-        return make(fault_kind::malformed, r, n, "has no other rank to come from");
-      if (!t_.slots.empty() && t_.slots[a.stage].gradient == 0) found = no_slot(r, n);
+        return fail(fault_kind::malformed, r, n, "has no other rank to come from");
+      if (!t_.slots.empty() && t_.slots[a.stage].gradient == 0) fine = no_slot(r, n);
     }
     seen = static_cast<std::uint16_t>(seen | bit_of(a.kind));
-    return found;
+    return fine;
   }
 
-  std::optional<fault> of_stage(std::size_t r, std::size_t n, const action& a) {
+  bool of_stage(std::size_t r, std::size_t n, const action& a) {
     stage_state& s = stage_[a.stage];
     const bool complete = !trains_ || s.finished == m_;
     switch (a.kind) {
     case action_kind::unshard:
       if (s.used && !s.unsharded)
-        return make(fault_kind::order, r, n, "comes after the stage's first use");
+        return fail(fault_kind::order, r, n, "comes after the stage's first use");
       if (s.unsharded && !s.resharded)
-        return make(fault_kind::duplicate, r, n, "gathers a stage that is gathered");
+        return fail(fault_kind::duplicate, r, n, "gathers a stage that is gathered");
       s.unsharded = true, s.resharded = false;
-      return std::nullopt;
+      return true;
     case action_kind::reshard:
       if (!s.unsharded || s.resharded)
-        return make(fault_kind::order, r, n, "drops a stage that is not gathered");
+        return fail(fault_kind::order, r, n, "drops a stage that is not gathered");
       s.resharded = true;
-      return std::nullopt;
+      return true;
     case action_kind::tied_reduce:
       if (a.stage != 0 && a.stage + 1u != stages_)
-        return make(fault_kind::malformed, r, n, "is of neither the first nor the last stage");
-      if (s.tied) return make(fault_kind::duplicate, r, n, "occurs twice");
-      if (s.reduced) return make(fault_kind::order, r, n, "comes after the stage's REDUCE_GRAD");
+        return fail(fault_kind::malformed, r, n, "is of neither the first nor the last stage");
+      if (s.tied) return fail(fault_kind::duplicate, r, n, "occurs twice");
+      if (s.reduced) return fail(fault_kind::order, r, n, "comes after the stage's REDUCE_GRAD");
       s.tied = true;
       break;
     case action_kind::reduce:
-      if (s.reduced) return make(fault_kind::duplicate, r, n, "occurs twice");
+      if (s.reduced) return fail(fault_kind::duplicate, r, n, "occurs twice");
       s.reduced = true;
       break;
     default: // the optimizer, once per rank: list_of() lets nothing follow it
       s.optimizer = true;
-      return std::nullopt;
+      return true;
     }
-    if (!complete) return make(fault_kind::order, r, n, "comes before the stage's last gradient");
-    return std::nullopt;
+    if (!complete) return fail(fault_kind::order, r, n, "comes before the stage's last gradient");
+    return true;
   }
 
   std::optional<fault> totals() const {
@@ -235,8 +239,8 @@ class census_taker {
             polyrank::detail::cat("rank ", at.rank, " never runs ", text_of(at.what)),
             {}};
   }
-  [[nodiscard]] fault no_slot(std::size_t r, std::size_t n) const {
-    return make(fault_kind::malformed, r, n, "has no slot to receive into");
+  bool no_slot(std::size_t r, std::size_t n) {
+    return fail(fault_kind::malformed, r, n, "has no slot to receive into");
   }
   [[nodiscard]] static constexpr bool is_compute(action_kind k) noexcept {
     return k <= action_kind::recompute;
@@ -256,6 +260,7 @@ class census_taker {
   std::vector<stage_state> stage_;
   std::vector<std::size_t> rank_of_;
   std::vector<boundaries> edge_;
+  std::optional<fault> found_;
 };
 
 [[nodiscard]] inline std::optional<fault> census(const table& t) { return census_taker(t).run(); }

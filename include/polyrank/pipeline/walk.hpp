@@ -77,14 +77,13 @@ class walker {
     for (std::size_t s = 0; s < stages_; ++s)
       rank_of_[s] = static_cast<std::uint32_t>(t.shape.rank_of(s));
     for (std::size_t s = 0; s + 1 < stages_; ++s) crosses_[s] = rank_of_[s] != rank_of_[s + 1];
-    cursor_.resize(ranks * streams_), clock_.assign(ranks * streams_, 0.0);
+    heads_.assign(ranks * streams_, {});
     waiting_.assign(ranks, nothing), queued_.assign(ranks, 0);
     const std::uint32_t kinds = kinds_of(t);
     explicit_ = (kinds & transfer_mask) != 0;
     trains_ = has_kind(kinds, action_kind::backward) || has_kind(kinds, action_kind::input_grad);
     if constexpr (Lanes) {
       if (explicit_) out_f_.assign(cells, not_yet), out_b_.assign(cells, not_yet);
-      posted_.assign(ranks * streams_, not_yet);
       finished_.assign(stages_, 0), live_.assign(stages_, 0.0), passed_.assign(stages_, not_yet);
       done_.assign(stages_, trains_ ? not_yet : 0.0);
       if (has_kind(kinds, action_kind::unshard))
@@ -100,7 +99,7 @@ class walker {
     }
     for (std::size_t r = 0; r < ranks; ++r)
       for (std::size_t lane = 0; lane < streams_; ++lane) {
-        cursor(r, lane) = t.row[r];
+        at(r, lane).cursor = t.row[r];
         if constexpr (Lanes) skip(r, lane);
       }
   }
@@ -125,14 +124,14 @@ class walker {
     if (mispaired_) return false;
     for (std::size_t r = 0; r < t_.shape.ranks; ++r)
       for (std::size_t lane = 0; lane < streams_; ++lane)
-        if (cursor(r, lane) != t_.row[r + 1]) return false;
+        if (at(r, lane).cursor != t_.row[r + 1]) return false;
     return true;
   }
 
   [[nodiscard]] const std::optional<mispaired>& wrong_pair() const noexcept { return mispaired_; }
   [[nodiscard]] std::size_t streams() const noexcept { return streams_; }
   [[nodiscard]] std::size_t head(std::size_t rank, std::size_t lane) const noexcept {
-    return cursor_[rank * streams_ + lane];
+    return heads_[rank * streams_ + lane].cursor;
   }
   [[nodiscard]] std::size_t lane(std::size_t rank, const action& a) const noexcept {
     if (!Lanes) return 0;
@@ -211,10 +210,12 @@ class walker {
  private:
   static constexpr std::size_t nothing = ~std::size_t{0};
 
-  std::size_t& cursor(std::size_t r, std::size_t lane) noexcept {
-    return cursor_[r * streams_ + lane];
-  }
-  double& clock(std::size_t r, std::size_t lane) noexcept { return clock_[r * streams_ + lane]; }
+  struct stream {
+    std::size_t cursor = 0;  // the head
+    double clock = 0;        // end of the action before it
+    double posted = not_yet; // when the head, a transfer that waits for its peer, was ready
+  };
+  stream& at(std::size_t r, std::size_t lane) noexcept { return heads_[r * streams_ + lane]; }
   [[nodiscard]] std::size_t cell(const action& a) const noexcept {
     return a.stage * m_ + a.microbatch;
   }
@@ -250,29 +251,29 @@ class walker {
   }
 
   // Tensors that arrive ---------------------------------------------------------------------------
-  void deliver(std::vector<double>& in, std::size_t at, std::size_t stage, bool backward,
+  void deliver(std::vector<double>& in, std::size_t c, std::size_t stage, bool backward,
                double time) {
-    in[at] = time;
+    in[c] = time;
     const std::size_t q = rank_of_[stage];
-    if (Lanes || waiting_[q] == 2 * at + (backward ? 1 : 0)) wake(q);
+    if (Lanes || waiting_[q] == 2 * c + (backward ? 1 : 0)) wake(q);
   }
   void forward_done(const action& a, double end) {
-    const std::size_t at = cell(a), s = a.stage;
+    const std::size_t c = cell(a), s = a.stage;
     if (s + 1 == stages_)
-      in_b_[at] = end; // the loss
+      in_b_[c] = end; // the loss
     else if (Lanes && explicit_ && crosses_[s])
-      out_f_[at] = end;
+      out_f_[c] = end;
     else
-      deliver(in_f_, at + m_, s + 1, false, end + (crosses_[s] ? cost_[s].transfer : 0));
+      deliver(in_f_, c + m_, s + 1, false, end + (crosses_[s] ? cost_[s].transfer : 0));
     if (Lanes && !trains_) release(a, end);
   }
   void backward_done(const action& a, double end) {
-    const std::size_t at = cell(a), s = a.stage;
+    const std::size_t c = cell(a), s = a.stage;
     if (s == 0) return;
     if (Lanes && explicit_ && crosses_[s - 1])
-      out_b_[at] = end;
+      out_b_[c] = end;
     else
-      deliver(in_b_, at - m_, s - 1, true, end + (crosses_[s - 1] ? cost_[s - 1].transfer : 0));
+      deliver(in_b_, c - m_, s - 1, true, end + (crosses_[s - 1] ? cost_[s - 1].transfer : 0));
   }
   /// The last reader of a microbatch's slots has ended.
   void release(const action& a, double end) {
@@ -290,9 +291,9 @@ class walker {
   /// When the input of F, B or I is there; not_yet, and remembers what it waits for.
   double input_ready(std::size_t r, const action& a) {
     const bool backward = a.kind != action_kind::forward;
-    const std::size_t at = cell(a);
-    double ready = (backward ? in_b_ : in_f_)[at];
-    if (ready < 0) waiting_[r] = 2 * at + (backward ? 1 : 0);
+    const std::size_t c = cell(a);
+    double ready = (backward ? in_b_ : in_f_)[c];
+    if (ready < 0) waiting_[r] = 2 * c + (backward ? 1 : 0);
     if constexpr (Lanes) {
       if (live_[a.stage] < 0) return not_yet;
       if (ready >= 0) ready = std::max(ready, live_[a.stage]);
@@ -301,19 +302,19 @@ class walker {
   }
   /// When that input left its producer.
   [[nodiscard]] double sent(const action& a) const noexcept {
-    const std::size_t at = cell(a), s = a.stage;
+    const std::size_t c = cell(a), s = a.stage;
     const bool backward = a.kind != action_kind::forward;
     const std::size_t boundary = backward ? s : s - 1;
     if (backward ? s + 1 == stages_ : s == 0) return 0;
-    if (!crosses_[boundary]) return (backward ? in_b_ : in_f_)[at];
-    if (Lanes && explicit_) return backward ? out_b_[at + m_] : out_f_[at - m_];
-    return (backward ? in_b_ : in_f_)[at] - cost_[boundary].transfer;
+    if (!crosses_[boundary]) return (backward ? in_b_ : in_f_)[c];
+    if (Lanes && explicit_) return backward ? out_b_[c + m_] : out_f_[c - m_];
+    return (backward ? in_b_ : in_f_)[c] - cost_[boundary].transfer;
   }
 
   bool advance_compute(std::size_t r) {
-    std::size_t i = cursor(r, 0);
+    std::size_t i = at(r, 0).cursor;
     const std::size_t end = t_.row[r + 1], from = i;
-    double now = clock(r, 0);
+    double now = at(r, 0).clock;
     while (i < end) {
       const action a = t_.actions[i];
       double start = now, finish;
@@ -361,7 +362,7 @@ class walker {
         if constexpr (Lanes)
           for (std::size_t lane = 1; lane < streams_; ++lane) {
             if (head(r, lane) < i) goto blocked;
-            start = std::max(start, clock(r, lane));
+            start = std::max(start, at(r, lane).clock);
           }
         finish = start + duration(a);
         seen_.compute(r, i, start, finish, 0);
@@ -380,15 +381,15 @@ class walker {
       ++i;
     }
   blocked:
-    cursor(r, 0) = i;
-    clock(r, 0) = now;
+    at(r, 0).cursor = i;
+    at(r, 0).clock = now;
     return i != from;
   }
 
   // The lanes -------------------------------------------------------------------------------------
   /// Moves a lane's cursor to its next action.
   void skip(std::size_t r, std::size_t lane) {
-    std::size_t& i = cursor(r, lane);
+    std::size_t& i = at(r, lane).cursor;
     if (lane == 0) return;
     if (t_.lanes == lane_policy::single)
       while (i < t_.row[r + 1] && !is_lane(t_.actions[i].kind)) ++i;
@@ -433,7 +434,8 @@ class walker {
     }
   }
   void complete(std::size_t r, std::size_t lane, double start, double end) {
-    const std::size_t i = cursor(r, lane);
+    stream& here = at(r, lane);
+    const std::size_t i = here.cursor;
     const action& a = t_.actions[i];
     if (is_recv(a.kind)) {
       (a.kind == action_kind::recv_forward ? in_f_ : in_b_)[cell(a)] = end;
@@ -441,19 +443,20 @@ class walker {
     } else if (a.kind == action_kind::unshard) {
       live_[a.stage] = end, passed_[a.stage] = not_yet;
     }
-    clock(r, lane) = end;
-    posted_[r * streams_ + lane] = not_yet;
+    here.clock = end;
+    here.posted = not_yet;
     seen_.lane(r, lane, i, start, end);
-    ++cursor(r, lane);
+    ++here.cursor;
     skip(r, lane);
   }
   bool step_lane(std::size_t r, std::size_t lane) {
-    const std::size_t i = cursor(r, lane);
+    stream& here = at(r, lane);
+    const std::size_t i = here.cursor;
     if (i == t_.row[r + 1]) return false;
     const action& a = t_.actions[i];
     double ready = lane_ready(a);
     if (ready < 0) return false;
-    ready = std::max(ready, clock(r, lane));
+    ready = std::max(ready, here.clock);
     const std::size_t q = is_transfer(a.kind) || a.kind == action_kind::tied_reduce ? peer(a) : r;
     if (q == r) {
       complete(r, lane, ready, ready + lane_seconds(a));
@@ -461,10 +464,10 @@ class walker {
     }
     const action expected = partner_of(t_.shape, a);
     const std::size_t there = lane_of(t_.shape, t_.lanes, q, expected);
-    const double posted = posted_[q * streams_ + there];
-    const std::size_t j = cursor(q, there);
+    const std::size_t j = at(q, there).cursor;
+    const double posted = at(q, there).posted;
     if (posted < 0 || !faces(t_.actions[j], a, r)) {
-      posted_[r * streams_ + lane] = ready;
+      here.posted = ready;
       return false;
     }
     if (t_.actions[j] != expected) {
@@ -497,8 +500,8 @@ class walker {
   std::vector<std::uint8_t> crosses_, queued_; // crosses_[s]: stage s and s + 1 are on two ranks
   std::vector<double> in_f_, in_b_;            // per cell: when the tensor, the gradient arrived
   std::vector<double> out_f_, out_b_;          // per cell: when the producer ended
-  std::vector<std::size_t> cursor_, waiting_, stack_;
-  std::vector<double> clock_, posted_; // per stream: end of the last action; head's ready
+  std::vector<std::size_t> waiting_, stack_;
+  std::vector<stream> heads_;
   std::vector<std::size_t> finished_, slot_base_;
   std::vector<double> done_, live_, passed_, slot_free_; // per stage, and per slot
   std::vector<std::uint32_t> slot_holder_;
