@@ -1,13 +1,12 @@
 # Shared by the scripts here; sourced, never run. Each script sets `me` to its own name before.
 # SPDX-License-Identifier: Apache-2.0
-# shellcheck shell=bash disable=SC2154  # me
+# shellcheck shell=bash disable=SC2154,SC2034  # me comes from, the lists go to the script
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-# shellcheck disable=SC2034  # used by the scripts that source this file
 mpirun_flags=(--map-by :OVERSUBSCRIBE --bind-to none)
+photos_package=dataset-fashion-mnist
 trainer_packages=(cmake ninja-build g++ libopenmpi-dev openmpi-bin libopenblas-dev zlib1g-dev
-                  libcli11-dev nlohmann-json3-dev dataset-fashion-mnist)
-# shellcheck disable=SC2034
+                  libcli11-dev nlohmann-json3-dev)
 test_packages=("${trainer_packages[@]}" catch2 python3 pkg-config iproute2)
 
 say() { echo "$me: $*"; }
@@ -38,11 +37,19 @@ allow_root() {
 }
 
 installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
-offered() { apt-cache show "$1" >/dev/null 2>&1; }
+
+# With the package lists that are there, else with new ones.
+apt_install() {
+  say "installing: $*"
+  local get=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o APT::Install-Recommends=false)
+  "${get[@]}" install -y "$@" >/dev/null 2>&1 && return
+  "${get[@]}" update && "${get[@]}" install -y "$@" >/dev/null
+}
 
 # install_packages yes|no PACKAGE...: makes them be there, or says what to do and ends the script.
+# The photos come along where they can be had (photos_package empty: they are not wanted).
 install_packages() {
-  local may_install=$1 missing=() package
+  local may_install=$1 missing=() photos_too=() package
   shift
   if ! command -v apt-get >/dev/null; then
     for package in cmake mpirun; do
@@ -55,21 +62,16 @@ install_packages() {
   for package in "$@"; do
     installed "$package" || missing+=("$package")
   done
-  # The photos are not in every release; without them the trainer takes the digits beside it.
-  if [[ ${#missing[@]} -eq 1 && ${missing[0]} == dataset-fashion-mnist ]] && ! offered "${missing[0]}"; then
-    missing=()
+  if [[ -n $photos_package ]] && ! installed "$photos_package"; then photos_too=("$photos_package"); fi
+  if [[ ${#missing[@]} -gt 0 ]]; then
+    local wanted=("${missing[@]}" "${photos_too[@]}")
+    [[ $may_install == yes ]] || die "missing, and --no-install given: ${wanted[*]}"
+    [[ $(id -u) -eq 0 ]] || die "missing packages; run: sudo apt-get install -y ${wanted[*]}"
+    apt_install "${missing[@]}" || die "apt-get could not install ${missing[*]}"
   fi
-  [[ ${#missing[@]} -gt 0 ]] || return 0
-  [[ $may_install == yes ]] || die "missing, and --no-install given: ${missing[*]}"
-  [[ $(id -u) -eq 0 ]] || die "missing packages; run: sudo apt-get install -y ${missing[*]}"
-  say "installing: ${missing[*]}"
-  export DEBIAN_FRONTEND=noninteractive
-  apt-get update -qq || die "apt-get update failed"
-  if ! offered dataset-fashion-mnist; then
-    mapfile -t missing < <(printf '%s\n' "${missing[@]}" | grep -vx dataset-fashion-mnist)
+  if [[ ${#photos_too[@]} -gt 0 && $may_install == yes && $(id -u) -eq 0 ]]; then
+    apt_install "${photos_too[@]}" || say "$photos_package cannot be had here"
   fi
-  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
-    die "apt-get install ${missing[*]} failed"
 }
 
 # configure DIR CMAKE_ARGUMENTS...: with Ninja and ccache where they are.

@@ -18,36 +18,44 @@ tool() {
   chmod +x "$work/bin/$1"
 }
 
-# on_machine USER_ID "INSTALLED..." "OFFERED..." yes|no: installs alpha and the photos there.
+# on_machine USER_ID "INSTALLED..." "OFFERED..." yes|no: installs alpha, and the photos if it can.
 on_machine() {
   tool id "echo $1"
   tool dpkg-query "[[ ' $2 ' == *\" \${!#} \"* ]] && echo -n installed"
-  tool apt-cache "[[ ' $3 ' == *\" \$2 \"* ]]"
-  tool apt-get "echo \"\$@\" >>$work/apt"
+  tool apt-get "echo \"\$@\" >>$work/apt; [[ \$* != *install* || ' $3 ' == *\" \${!#} \"* ]]"
   : >"$work/apt"
   # shellcheck disable=SC2016
   code=0 output=$(PATH=$work/bin:$PATH me=x bash -euo pipefail -c \
-    'source "$0/lib.sh"; install_packages "$1" alpha dataset-fashion-mnist' "$scripts" "$4" 2>&1) || code=$?
+    'source "$0/lib.sh"; install_packages "$1" alpha' "$scripts" "$4" 2>&1) || code=$?
 }
+photos=dataset-fashion-mnist
 
-on_machine 0 "alpha dataset-fashion-mnist" "" yes
+on_machine 0 "alpha $photos" "" yes
 [[ $code == 0 && -z $output && ! -s $work/apt ]] || fail "all there: $code $output"
 
-on_machine 0 "" "alpha dataset-fashion-mnist" no
-[[ $code == 1 && $output == "x: missing, and --no-install given: alpha dataset-fashion-mnist" ]] ||
+on_machine 0 "" "alpha $photos" no
+[[ $code == 1 && $output == "x: missing, and --no-install given: alpha $photos" ]] ||
   fail "--no-install: $code $output"
 [[ ! -s $work/apt ]] || fail "--no-install called apt-get"
 
-on_machine 1000 "" "alpha dataset-fashion-mnist" yes
-[[ $code == 1 && $output == "x: missing packages; run: sudo apt-get install -y alpha dataset-fashion-mnist" ]] ||
+on_machine 1000 "" "alpha $photos" yes
+[[ $code == 1 && $output == "x: missing packages; run: sudo apt-get install -y alpha $photos" ]] ||
   fail "not root: $code $output"
 
-on_machine 0 "" "alpha dataset-fashion-mnist" yes
-[[ $code == 0 && $output == "x: installing: alpha dataset-fashion-mnist" ]] || fail "root: $code $output"
-grep -q "^install .* alpha dataset-fashion-mnist$" "$work/apt" || fail "apt-get was not asked for both"
+on_machine 0 "" "alpha $photos" yes
+[[ $code == 0 && $output == "x: installing: alpha
+x: installing: $photos" ]] || fail "root: $code $output"
+if grep -q update "$work/apt"; then fail "new package lists without need"; fi
 
 on_machine 0 "" "alpha" yes
-grep -q "^install .* alpha$" "$work/apt" || fail "photos not offered: $(cat "$work/apt")"
+[[ $code == 0 && $output == *"$photos cannot be had here" ]] || fail "no photos: $code $output"
+grep -q update "$work/apt" || fail "no new package lists before giving up"
 
+on_machine 0 "" "" yes
+[[ $code == 1 && $output == *"x: apt-get could not install alpha" ]] || fail "nothing: $code $output"
+
+# Without the photos alone the work goes on, on the digits.
 on_machine 0 "alpha" "" no
-[[ $code == 0 ]] || fail "only the photos are missing and nobody offers them: $code $output"
+[[ $code == 0 && -z $output ]] || fail "--no-install, only the photos missing: $code $output"
+on_machine 1000 "alpha" "$photos" yes
+[[ $code == 0 && ! -s $work/apt ]] || fail "not root, only the photos missing: $code $output"
