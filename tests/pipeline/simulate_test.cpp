@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/catch.hpp"
 
+#include <polyrank/pipeline/csv.hpp>
 #include <polyrank/pipeline/generators.hpp>
+#include <polyrank/pipeline/lower.hpp>
 #include <polyrank/pipeline/simulate.hpp>
 #include <polyrank/pipeline/validate.hpp>
 
@@ -102,4 +104,99 @@ TEST_CASE("bubble rates of the zero-bubble paper's profiled models", "[simulate]
       INFO(traits_of(columns[i].first).name << " p=" << x.p << " m=" << x.m);
       CHECK(std::abs(r.bubble_rate(r.span()) - x.rate[i]) <= 1e-4);
     }
+}
+
+TEST_CASE("an overlapped pair takes pair_factor times its parts", "[simulate]") {
+  const table t = generate(schedule::dualpipe_v, 4, 8);
+  costs c = even_costs(t.shape, 1, 1, 1, 0);
+  const double apart = simulate(t, c).makespan;
+  c.pair_factor = 0.8;
+  const report r = simulate(t, c);
+  CHECK(r.makespan < apart);
+  CHECK(r.makespan > 0.8 * apart);
+}
+
+TEST_CASE("exposed communication is the idle time that faster links would remove", "[simulate]") {
+  // Two ranks, one microbatch: rank 1 waits for F, rank 0 for the gradient, 0.5 each.
+  const table t = from_csv("0F0,0B0\n1F0,1B0\n");
+  const costs c = even_costs(t.shape, 1, 1, 1, 0.5);
+  const report r = simulate(t, c);
+  CHECK(r.makespan == Approx(7));
+  CHECK(r.ranks[0].exposed == Approx(0.5));
+  CHECK(r.ranks[1].exposed == Approx(0)); // its first action does not count as idle
+  CHECK(r.ranks[0].span_bubble() == Approx(4));
+  const report lowered = simulate(lower(t, c), c);
+  CHECK(lowered.makespan == Approx(7));
+  CHECK(lowered.ranks[0].exposed == Approx(0.5));
+}
+
+TEST_CASE("noise is drawn by seed and action, and stays in its bounds", "[simulate]") {
+  const table t = generate(schedule::zb_h1, 4, 8);
+  const costs c = even_costs(t.shape, 1, 1, 1, 0.1);
+  const double calm = simulate(t, c).makespan;
+  const double one = simulate(t, c, {.noise = 0.2, .seed = 1}).makespan;
+  CHECK(one == simulate(t, c, {.noise = 0.2, .seed = 1}).makespan);
+  CHECK(one != simulate(t, c, {.noise = 0.2, .seed = 2}).makespan);
+  CHECK(one >= 0.8 * calm);
+  CHECK(one <= 1.2 * calm);
+  REQUIRE_THROWS_AS(simulate(t, c, {.noise = -0.1}), usage_error);
+  REQUIRE_THROWS_AS(simulate(t, c, {.noise = std::nan("")}), usage_error);
+}
+
+TEST_CASE("recompute trades activations for time", "[simulate]") {
+  const table t = generate(schedule::one_f_one_b, 4, 8);
+  costs c = even_costs(t.shape, 1, 1, 1, 0);
+  for (stage_memory& b : c.memory) b.checkpoint = 0.1;
+  const report whole = simulate(t, c);
+  const report again = simulate(lower(t, c, {.recompute = true}), c);
+  CHECK(whole.ranks[0].peak_activation == Approx(4));
+  CHECK(again.ranks[0].peak_activation == Approx(3 * 0.1 + 1)); // one is whole, three are not
+  CHECK(again.makespan > whole.makespan);
+  // The last rank's backward follows its forward at once: nothing to recompute.
+  CHECK(again.ranks[3].busy == Approx(whole.ranks[3].busy));
+}
+
+TEST_CASE("parameters and slots count as memory", "[simulate]") {
+  const table t = generate(schedule::bfs, 2, 4, 4);
+  costs c = even_costs(t.shape, 1, 1, 1, 0);
+  for (stage_memory& b : c.memory) b.parameters = 10;
+  CHECK(simulate(t, c).ranks[0].peak_memory == Approx(40 + 4));
+  const report gathered = simulate(lower(t, c, {.live_stages = 1}), c);
+  CHECK(gathered.ranks[0].peak_memory == Approx(10 + 4));
+  for (stage_memory& b : c.memory) b.boundary = 1;
+  const table full = lower(t, c);
+  double slots = 0;
+  for (std::size_t v = 0; v < 4; ++v)
+    slots += full.slots[full.shape.stage_of(0, v)].activation +
+             full.slots[full.shape.stage_of(0, v)].gradient;
+  CHECK(simulate(full, c).ranks[0].peak_memory == Approx(40 + 4 + slots));
+  CHECK(simulate(full, c).ranks[0].peak_activation == Approx(4));
+}
+
+TEST_CASE("links inside and between nodes price the transfers", "[simulate]") {
+  const shape s{4, 1, 2, placement::loop};
+  costs c = even_costs(s, 1, 1, 1, 0);
+  price_transfers(c, s, {.alpha = 0, .beta = 100}, {.alpha = 1, .beta = 10}, 2, 50);
+  CHECK(c.stages[0].transfer == Approx(0.5)); // ranks 0 -> 1
+  CHECK(c.stages[1].transfer == Approx(6));   // ranks 1 -> 2
+  CHECK(c.stages[3].transfer == Approx(6));   // ranks 3 -> 0
+  REQUIRE_THROWS_AS(price_transfers(c, s, {}, {}, 0, 50), usage_error);
+}
+
+TEST_CASE("bad costs are refused by name", "[simulate]") {
+  const table t = generate(schedule::one_f_one_b, 2, 2);
+  costs c = even_costs(t.shape, 1, 1, 1, 0);
+  c.stages[1].forward = -1;
+  REQUIRE_THROWS_WITH(simulate(t, c),
+                      "the forward time of stage 1 is -1, it must be from 0 to 1e15");
+  c = even_costs(t.shape, 1, std::nan(""), 1, 0);
+  REQUIRE_THROWS_AS(simulate(t, c), usage_error);
+  c = even_costs(t.shape, 1, 1e300, 1, 0);
+  REQUIRE_THROWS_AS(simulate(t, c), usage_error);
+  c = even_costs(t.shape, 1, 1, 1, 0);
+  c.stages.pop_back();
+  REQUIRE_THROWS_AS(simulate(t, c), usage_error);
+  REQUIRE_THROWS_AS(
+      simulate(from_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1"), even_costs(t.shape, 1, 1, 1, 0)),
+      data_error);
 }
