@@ -38,9 +38,12 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory_resource>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -58,6 +61,7 @@ struct grad_sync_options {
   cost_model cost{};                ///< measured by the probe; sizes the buckets
   std::vector<std::size_t> order{}; ///< issue order of parameters; empty: reverse declaration
   gradients_hold leave = gradients_hold::mean;
+  float weight = 1;      ///< of this rank in the mean, e.g. its batch size where GPUs are unlike
   bool broadcast = true; ///< parameters and buffers from rank 0 at construction
   std::vector<std::span<std::byte>> buffers{}; ///< further state to broadcast, in backend memory
   bool always_communicate = false;             ///< also with one rank (to measure what it costs)
@@ -82,6 +86,7 @@ class grad_sync {
         blocks_(policy.blocks_per_rank(comm.size())), stream_(comm.make_stream()) {
     plan(o);
     agree_on_model();
+    share_weights(o.weight);
     allocate(o);
     if (o.broadcast) broadcast(o.buffers);
   }
@@ -98,6 +103,8 @@ class grad_sync {
 
   /// Starts microbatch `micro` of `n_micro`. Throws usage_error out of turn.
   void begin(std::size_t micro, std::size_t n_micro) {
+    if (!batches_.empty() && step_ >= batches_[rank()])
+      misuse("begin: this rank joined with ", batches_[rank()], " batches; call absent() now");
     if (micro >= n_micro)
       misuse("begin(", micro, ", ", n_micro, "): the microbatch is out of range");
     if (blocks_ != 0 && n_micro != blocks_)
@@ -106,18 +113,7 @@ class grad_sync {
     if (micro != next_micro_ || (micro > 0 && n_micro != n_micro_) || running_)
       misuse("begin(", micro, ", ", n_micro, "): expected ", running_ ? "finish()" : "microbatch ",
              running_ ? "" : detail::cat(next_micro_));
-    n_micro_ = n_micro;
-    next_micro_ = micro + 1;
-    running_ = true;
-    next_bucket_ = 0;
-    missing_ = parameters_.size();
-    std::fill(declared_.begin(), declared_.end(), false);
-    for (std::size_t b = 0; b < state_.size(); ++b) {
-      state_[b].missing = layout_.buckets()[b].last - layout_.buckets()[b].first;
-      state_[b].producers = 0;
-    }
-    for (std::size_t i = 0; i < parameters_.size(); ++i)
-      if (parameters_[i].count == 0) declare(i); // nothing will be written
+    start(micro, n_micro);
   }
 
   /// Gradient `i` of this microbatch has been enqueued on `producer`. Throws usage_error if it was
@@ -158,13 +154,40 @@ class grad_sync {
     running_ = false;
     if (next_micro_ < n_micro_) return;
     next_micro_ = 0;
+    scale_ = scale_of(step_++);
     done_.record(stream_);
     consumer.wait(done_);
   }
 
-  /// 1 / (ranks * microbatches of the last step): turns the sum into the mean.
-  [[nodiscard]] float grad_scale() const noexcept {
-    return 1.0f / static_cast<float>(static_cast<std::size_t>(comm_->size()) * n_micro_);
+  /// Turns the sum that the last finish() left (or scaled) into the mean: 1 / (ranks *
+  /// microbatches); with weights, 1 / (their sum * microbatches).
+  [[nodiscard]] float grad_scale() const noexcept { return scale_; }
+
+  /// For ranks with unequal numbers of batches: `batches` is how many steps this rank has data for.
+  /// Returns the largest number of all ranks. Do that many steps, the last ones with absent() on
+  /// ranks without a batch; each mean is over the ranks that have one. @collective
+  [[nodiscard]] std::size_t join(std::size_t batches) {
+    expects(blocks_ == 0,
+            "join: deterministic mode fixes the work of every step; give all ranks the "
+            "same number of batches");
+    const std::vector<std::uint64_t> all = gather<std::uint64_t>(batches);
+    batches_.assign(all.begin(), all.end());
+    step_ = 0;
+    return *std::max_element(batches_.begin(), batches_.end());
+  }
+
+  /// Takes part in a step of `n_micro` microbatches without a batch: contributes zero and weighs
+  /// nothing. Only after join(), once this rank's batches are used up.
+  void absent(std::size_t n_micro, stream& s) {
+    if (running_ || next_micro_ != 0 || batches_.empty() || step_ < batches_[rank()])
+      misuse("absent: this rank still has batches to do; see join()");
+    start(n_micro - 1, n_micro);
+    for (const std::size_t i : layout_.order()) {
+      if (parameters_[i].count == 0) continue;
+      backend::fill(gradient(i), G{}, s);
+      ready(i, s);
+    }
+    finish(s);
   }
 
   /// On every `every`-th call: throws mismatch_error on all ranks, naming the first parameter whose
@@ -180,7 +203,7 @@ class grad_sync {
   }
   /// Bytes allocated: arena, folding arenas and scratch.
   [[nodiscard]] std::size_t bytes() const noexcept {
-    std::size_t sum = arena_.size_bytes() + scratch_.size_bytes();
+    std::size_t sum = arena_.size_bytes() + scratch_.size_bytes() + kept_.size_bytes();
     for (const auto& level : levels_) sum += level.size_bytes();
     return sum;
   }
@@ -210,6 +233,58 @@ class grad_sync {
     throw e;
   }
 
+  void start(std::size_t micro, std::size_t n_micro) {
+    n_micro_ = n_micro;
+    next_micro_ = micro + 1;
+    running_ = true;
+    next_bucket_ = 0;
+    missing_ = parameters_.size();
+    std::fill(declared_.begin(), declared_.end(), false);
+    for (std::size_t b = 0; b < state_.size(); ++b) {
+      state_[b].missing = layout_.buckets()[b].last - layout_.buckets()[b].first;
+      state_[b].producers = 0;
+    }
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      if (parameters_[i].count == 0) declare(i); // nothing will be written
+  }
+
+  [[nodiscard]] std::size_t rank() const noexcept {
+    return static_cast<std::size_t>(comm_->rank());
+  }
+
+  /// One value of every rank. @collective
+  template <class T>
+  [[nodiscard]] std::vector<T> gather(T mine) {
+    std::vector<T> all;
+    for (const std::string& word :
+         comm_->control().all_gather({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+      all.emplace_back();
+      std::memcpy(&all.back(), word.data(), sizeof mine);
+    }
+    return all;
+  }
+
+  void share_weights(float mine) {
+    weights_ = gather(mine);
+    for (std::size_t r = 0; r < weights_.size(); ++r) {
+      weighted_ = weighted_ || weights_[r] != 1;
+      if (!(weights_[r] > 0))
+        throw on_every_rank(usage_error(detail::cat("grad_sync: the weight of rank ", r, " is ",
+                                                    weights_[r], "; it must be positive")));
+    }
+    if (weighted_ && blocks_ != 0)
+      throw on_every_rank(usage_error(
+          "grad_sync: deterministic mode gives every block the same weight; leave weight = 1"));
+  }
+
+  /// 1 / (weights of the ranks that take part in step `step` * microbatches).
+  [[nodiscard]] float scale_of(std::size_t step) const noexcept {
+    float sum = 0;
+    for (std::size_t r = 0; r < weights_.size(); ++r)
+      if (batches_.empty() || step < batches_[r]) sum += weights_[r];
+    return 1.0f / (sum * static_cast<float>(n_micro_));
+  }
+
   [[nodiscard]] std::span<G> gradient(std::size_t i) const noexcept {
     return {parameters_[i].gradient, parameters_[i].count};
   }
@@ -237,6 +312,13 @@ class grad_sync {
               "' brings gradient memory of its own, but deterministic mode folds blocks in memory "
               "that grad_sync owns; "
               "leave the pointer null and write to grad(i)");
+      if constexpr (requires { backend::check_pointer(p.value, std::string_view()); }) {
+        if (p.count == 0) continue; // else: is it memory of this rank's device?
+        backend::check_pointer(p.value,
+                               detail::cat("grad_sync: value of parameter '", p.name, "'"));
+        backend::check_pointer(p.gradient,
+                               detail::cat("grad_sync: gradient of parameter '", p.name, "'"));
+      }
     }
     // Large enough to hide latency, small enough that most of backward is left to overlap with.
     const std::size_t least = std::size_t{1} << 20;
@@ -290,6 +372,10 @@ class grad_sync {
     if (blocks_ > 1)
       for (int level = 0; level < std::countr_zero(blocks_); ++level)
         levels_.emplace_back(arena_.size(), memory);
+    if constexpr (detail::keeps_state<Policy>) {
+      if (communicates_) kept_ = buffer<G>(policy_.kept(layout_.arena_count()), memory);
+      backend::fill(kept_.span(), G{}, stream_);
+    }
     if (communicates_)
       scratch_ = buffer<G>(policy_.scratch(layout_.largest_bucket(), comm_->size()), memory);
   }
@@ -366,15 +452,31 @@ class grad_sync {
     for (std::size_t k = 0; k < b.producers; ++k) stream_.wait(b.streams[k].written);
     if (b.data.empty()) return;
     if (b.packed && communicates_) move(index, true);
-    if (communicates_) policy_.issue(*comm_, b.data, scratch_.span(), on(stream_, b.tag));
-    if (leave_ == gradients_hold::mean && grad_scale() != 1.0f) {
-      if (b.packed && !communicates_)
-        for_each_parameter(
-            index, [&](std::size_t i) { backend::scale(gradient(i), grad_scale(), stream_); });
-      else
-        backend::scale(b.data, grad_scale(), stream_);
-    }
+    if (weighted_) scale(index, weights_[rank()]);
+    if (communicates_) issue(index);
+    if (leave_ == gradients_hold::mean) scale(index, scale_of(step_));
     if (b.packed && communicates_) move(index, false);
+  }
+
+  void issue(std::size_t index) {
+    const bucket_state& b = state_[index];
+    const auto where = on(stream_, b.tag);
+    if constexpr (detail::keeps_state<Policy>) {
+      const range r = layout_.buckets()[index].elements;
+      policy_.issue(*comm_, b.data, kept_.span().subspan(r.begin, r.size()), scratch_.span(),
+                    where);
+    } else {
+      policy_.issue(*comm_, b.data, scratch_.span(), where);
+    }
+  }
+
+  void scale(std::size_t index, float factor) {
+    if (factor == 1) return;
+    if (state_[index].packed && !communicates_) // nothing was packed
+      for_each_parameter(index,
+                         [&](std::size_t i) { backend::scale(gradient(i), factor, stream_); });
+    else
+      backend::scale(state_[index].data, factor, stream_);
   }
 
   /// Copies the gradients that lie elsewhere into the bucket, or back.
@@ -403,10 +505,14 @@ class grad_sync {
   polyrank::layout layout_;
   std::vector<bool> declared_, adopted_;
   std::vector<bucket_state> state_;
-  buffer<G> arena_, scratch_;
+  buffer<G> arena_, scratch_, kept_; // kept_: what the policy keeps, by bucket
   std::vector<buffer<G>> levels_;
   std::size_t next_micro_ = 0, n_micro_ = 1, next_bucket_ = 0, missing_ = 0, verify_calls_ = 0;
-  bool running_ = false;
+  bool running_ = false, weighted_ = false;
+  std::size_t step_ = 0;             // finished steps since construction or join
+  float scale_ = 1;                  // of the last finished step
+  std::vector<float> weights_;       // of each rank
+  std::vector<std::size_t> batches_; // of each rank, after join
   event done_;
   stream stream_; // last: drained before the memory goes
 };
