@@ -1,0 +1,12 @@
+# Needs tests/cuda, which is configured later: only names are used here.
+if(TARGET polyrank_cuda AND NOT POLYRANK_SANITIZE)
+  if(NOT TARGET polyrank_gpu_programs)
+    add_custom_target(polyrank_gpu_programs)
+  endif()
+  foreach(name cuda_kernels_bench cuda_sync_bench)
+    add_executable(${name} ${name}.cpp)
+    target_link_libraries(${name} PRIVATE polyrank::mpi polyrank::cuda polyrank_test_kernels polyrank_dev)
+    add_dependencies(polyrank_gpu_programs ${name})
+    target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  endforeach()
+endif()

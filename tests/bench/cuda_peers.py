@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""The peers of the CUDA benchmarks in PyTorch, on the same GPU: JSON lines.
+
+usage: cuda_peers.py kernels [REPETITIONS]     fused AdamW and get_total_norm, 1 and 148 tensors
+       cuda_peers.py ddp [REPETITIONS]         DDP over NCCL with 148 tensors; under mpirun
+"""
+# SPDX-License-Identifier: Apache-2.0
+import json
+import os
+import statistics
+import sys
+import time
+
+import torch
+
+
+def shapes():
+    c = 768
+    layer = [c, c, 3 * c * c, 3 * c, c * c, c, c, c, 4 * c * c, 4 * c, 4 * c * c, c]
+    return [50257 * c, 1024 * c] + layer * 12 + [c, c]
+
+
+def timed(run, repetitions):
+    """Median milliseconds by device events."""
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repetitions):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        run()
+        b.record()
+        b.synchronize()
+        times.append(a.elapsed_time(b))
+    return statistics.median(times)
+
+
+def kernels(repetitions):
+    many = shapes()
+    n = sum(many)
+    x, y = torch.ones(n, device="cuda"), torch.empty(n, device="cuda")
+    copy = 8 * n / timed(lambda: y.copy_(x), repetitions) / 1e6
+    del x, y
+    print(json.dumps({"bench": "torch copy", "gb_per_s": round(copy)}))
+    for sizes, label in (([n], "1 tensor"), (many, "148 tensors")):
+        ps = [torch.nn.Parameter(torch.ones(k, device="cuda")) for k in sizes]
+        for p in ps:
+            p.grad = torch.full_like(p, 0.25)
+        fused = torch.optim.AdamW(ps, fused=True)
+        rate = 28 * n / timed(fused.step, repetitions) / 1e6
+        print(json.dumps({"bench": f"torch fused AdamW, {label}", "gb_per_s": round(rate),
+                          "of_copy": round(rate / copy, 3)}))
+        grads = [p.grad for p in ps]
+        rate = 4 * n / timed(lambda: torch.nn.utils.get_total_norm(grads), repetitions) / 1e6
+        print(json.dumps({"bench": f"torch get_total_norm, {label}", "gb_per_s": round(rate),
+                          "of_copy": round(rate / copy, 3)}))
+
+
+class Bag(torch.nn.Module):
+    """148 tensors whose backward costs little."""
+
+    def __init__(self):
+        super().__init__()
+        self.ps = torch.nn.ParameterList(torch.ones(n, device="cuda") for n in shapes())
+
+    def forward(self, x):
+        return sum((p * x).sum() for p in self.ps)
+
+
+def ddp(repetitions):
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    size = int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29531")
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    torch.distributed.init_process_group("nccl", rank=rank, world_size=size)
+    x = torch.ones(1, device="cuda")
+    plain, times = Bag(), {}
+    wrapped = torch.nn.parallel.DistributedDataParallel(Bag(), gradient_as_bucket_view=True)
+    for name, model in (("backward alone", plain), ("with DDP", wrapped)):
+        samples = []
+        for k in range(-2, repetitions):
+            model.zero_grad(set_to_none=False)
+            torch.cuda.synchronize()
+            torch.distributed.barrier()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            model(x).backward()
+            torch.cuda.synchronize()
+            if k >= 0:
+                samples.append(1e3 * (time.perf_counter() - start))
+        times[name] = statistics.median(samples)
+        if rank == 0:
+            print(json.dumps({"bench": f"torch {name}", "ranks": size,
+                              "step_ms": round(times[name], 3),
+                              "added_ms": round(times[name] - times["backward alone"], 3)}))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    what = sys.argv[1] if len(sys.argv) > 1 else ""
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 21
+    if what == "kernels":
+        kernels(count)
+    elif what == "ddp":
+        ddp(count)
+    else:
+        print(__doc__.strip(), file=sys.stderr)
+        sys.exit(2)

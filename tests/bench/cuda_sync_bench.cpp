@@ -1,0 +1,116 @@
+// What grad_sync costs: a backward of 148 tensors (GPT-2 124M) and at least 20 ms, with and without
+// it. With one rank also with communication forced. JSON lines from rank 0.
+//     scripts/gpu_ranks.sh N build/bin/cuda_sync_bench [repetitions] [backward-milliseconds]
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/cuda_shapes.hpp"
+#include "cuda/support.hpp"
+
+#include <polyrank/cuda/communicator.hpp>
+#include <polyrank/data_parallel/grad_sync.hpp>
+#include <polyrank/launch/run.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+using namespace polyrank;
+
+namespace {
+
+using clock_type = std::chrono::steady_clock;
+
+double median(std::vector<double> v) {
+  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
+  return v[v.size() / 2];
+}
+double milliseconds(clock_type::time_point since) {
+  return std::chrono::duration<double, std::milli>(clock_type::now() - since).count();
+}
+
+/// 148 kernels, as long as their tensors are large, together `ms` long.
+template <class After>
+void backward(const std::vector<std::size_t>& shapes, double ms, cuda::stream& s, After after) {
+  double total = 0;
+  for (const std::size_t n : shapes) total += static_cast<double>(n) + 1e5;
+  for (std::size_t i = shapes.size(); i-- > 0;) {
+    test::delay(s, std::chrono::microseconds(static_cast<long>(
+                       1e3 * ms * (static_cast<double>(shapes[i]) + 1e5) / total)));
+    after(i);
+  }
+}
+
+struct result {
+  std::vector<double> step, host;
+};
+
+} // namespace
+
+int main(int argc, char** argv) {
+  return launch::run(argc, argv, [&](launch::world& world) {
+    const int repetitions = argc > 1 ? std::max(3, std::atoi(argv[1])) : 21;
+    const double length = argc > 2 ? std::atof(argv[2]) : 20;
+    auto comm = cuda::join(world);
+    const auto shapes = bench::gpt2_124m();
+    std::vector<parameter<float>> parameters;
+    for (std::size_t i = 0; i < shapes.size(); ++i)
+      parameters.push_back({polyrank::detail::cat("p", i), shapes[i], nullptr, nullptr});
+    cuda::stream compute;
+
+    const auto measure = [&](auto step) {
+      result r;
+      for (int k = -2; k < repetitions; ++k) {
+        comm.control().barrier(std::chrono::seconds(30));
+        const auto start = clock_type::now();
+        step();
+        const double host = milliseconds(start);
+        compute.synchronize();
+        if (k < 0) continue;
+        r.host.push_back(host);
+        r.step.push_back(milliseconds(start));
+      }
+      return r;
+    };
+    const auto say = [&](const char* name, const result& r, double plain) {
+      if (comm.rank() != 0) return;
+      std::printf("{\"bench\": \"%s\", \"ranks\": %d, \"step_ms\": %.3f, \"host_us\": %.0f, "
+                  "\"over_plain\": %.4f}\n",
+                  name, comm.size(), median(r.step), 1e3 * median(r.host), median(r.step) / plain);
+      std::fflush(stdout);
+    };
+
+    const result plain = measure([&] { backward(shapes, length, compute, [](std::size_t) {}); });
+    const double base = median(plain.step);
+    say("backward alone", plain, base);
+    for (const bool forced : {false, true}) {
+      if (forced && comm.size() > 1) continue;
+      grad_sync sync(
+          comm, parameters, all_reduce_sum{},
+          {.leave = gradients_hold::sum, .broadcast = false, .always_communicate = forced});
+      const result with = measure([&] {
+        sync.begin(0, 1);
+        backward(shapes, length, compute, [&](std::size_t i) { sync.ready(i, compute); });
+        sync.finish(compute);
+      });
+      say(forced ? "with grad_sync, communication forced" : "with grad_sync", with, base);
+      if (!forced && comm.rank() == 0)
+        std::printf("{\"bench\": \"grad_sync plan\", \"buckets\": %zu, \"bytes\": %zu}\n",
+                    sync.layout().buckets().size(), sync.bytes());
+    }
+    if (comm.size() > 1) { // one all-reduce of everything, for scale
+      std::size_t total = 0;
+      for (const std::size_t n : shapes) total += n;
+      auto x = test::empty<float>(total);
+      const result all =
+          measure([&] { comm.all_reduce<float>(x.span(), x.span(), reduce_op::sum, on(compute)); });
+      say("one all_reduce of all gradients", all, base);
+      if (comm.rank() == 0)
+        std::printf("{\"bench\": \"bus bandwidth\", \"gb_per_s\": %.1f}\n",
+                    static_cast<double>(total) * 4e-6 * 2 * (comm.size() - 1) / comm.size() /
+                        median(all.step));
+    }
+    return 0;
+  });
+}
