@@ -12,9 +12,13 @@
 #include <polyrank/core/hash.hpp>
 #include <polyrank/core/partition.hpp>
 #include <polyrank/core/version.hpp>
+#include <polyrank/data_parallel/error_feedback.hpp>
 #include <polyrank/data_parallel/grad_sync.hpp>
+#include <polyrank/data_parallel/hierarchical.hpp>
+#include <polyrank/data_parallel/reduce_scatter_sum.hpp>
 #include <polyrank/hang/flight_recorder.hpp>
 #include <polyrank/host/communicator.hpp>
 #include <polyrank/host/loopback.hpp>
+#include <polyrank/launch/mesh.hpp>
 #include <polyrank/launch/run.hpp>
 #include <polyrank/launch/world.hpp>

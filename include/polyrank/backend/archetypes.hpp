@@ -35,6 +35,8 @@ struct backend {
   static void add(std::span<const T>, std::span<const T>, std::span<T>, stream&);
   template <element T>
   static void scale(std::span<T>, float, stream&);
+  template <element To, element From>
+  static void cast(std::span<const From>, std::span<To>, stream&);
   template <element T>
   static void hash(std::span<const T>, std::uint64_t&, stream&);
 };

@@ -59,6 +59,13 @@ concept element_operations = requires(std::span<const T> a, std::span<T> out, fl
           s); // equal data, equal hash, on one backend; host memory, valid after synchronize
 };
 
+/// Conversion between element types.
+template <class B, class From, class To>
+concept cast_operations =
+    requires(std::span<const From> in, std::span<To> out, typename B::stream& s) {
+      B::template cast<To, From>(in, out, s);
+    };
+
 /// Memory and streams of one kind of device.
 template <class B>
 concept backend =

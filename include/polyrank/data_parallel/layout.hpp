@@ -28,9 +28,9 @@ namespace polyrank {
 struct layout_options {
   std::size_t bucket_bytes = 25 << 20; ///< a bucket is closed once it holds this much
   std::size_t tail_bytes = 1 << 20;    ///< the last bucket, whose reduction nothing hides, holds at
-                                    ///< most this (or one parameter)
-  std::size_t alignment = 64;       ///< elements; of bucket starts in the arena
-  std::vector<std::size_t> order{}; ///< issue order; empty: reverse declaration
+                                       ///< most this (or one parameter)
+  std::size_t alignment = 64;          ///< elements; of bucket starts in the arena
+  std::vector<std::size_t> order{};    ///< issue order; empty: reverse declaration
 };
 
 /// Place of one parameter.

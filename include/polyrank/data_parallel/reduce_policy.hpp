@@ -1,10 +1,14 @@
 // How a bucket of gradients becomes the sum over all ranks. A policy is a small value that enqueues
 // work on one stream; grad_sync calls it once per bucket. It always sums and never divides.
 //
-//   all_reduce_sum   the communicator's own all_reduce: fastest; bits may depend on the number of
-//   ranks deterministic    a fixed tree over `blocks` logical blocks of the global batch: the same
-//   bits for
-//                    every number of ranks that divides `blocks`
+//   all_reduce_sum       the communicator's own all_reduce: fastest; bits may depend on the ranks
+//   deterministic        a fixed tree over `blocks` logical blocks of the global batch: the same
+//   bits
+//                        for every number of ranks that divides `blocks`
+//   local_only           no communication
+//   reduce_scatter_sum   all_to_all_sum   error_feedback   hierarchical   in headers of their own
+//
+// A policy of one's own is a struct with a name and the three functions of all_reduce_sum below.
 //
 // Deterministic mode. The global batch is cut into L = `blocks` equal blocks; rank r of N owns
 // blocks [rL/N, (r+1)L/N) and computes one gradient per block. The L gradients are the leaves of a
@@ -25,19 +29,48 @@
 
 namespace polyrank {
 
+namespace detail {
+
+/// A policy with memory of its own per bucket: `kept(count)` elements, zero at the start.
+template <class P>
+concept keeps_state = requires(const P& p, std::size_t count) {
+  { p.kept(count) } -> std::same_as<std::size_t>;
+};
+
+template <class P, class C, class G>
+concept issues =
+    requires(const P& p, C& comm, std::span<G> data, std::span<G> scratch,
+             on<typename C::backend::stream> where) { p.issue(comm, data, scratch, where); } ||
+    (keeps_state<P> && requires(const P& p, C& comm, std::span<G> data, std::span<G> scratch,
+                                on<typename C::backend::stream> where) {
+      p.issue(comm, data, data, scratch, where); // (comm, bucket, kept, scratch, where)
+    });
+
+} // namespace detail
+
 /// What grad_sync asks of a policy P on communicator C with gradients of type G.
 template <class P, class C, class G>
-concept reduce_policy =
-    std::copyable<P> && communicator<C> &&
-    requires(const P& p, C& comm, std::span<G> data, on<typename C::backend::stream> where,
-             int ranks, std::size_t count) {
-      { P::name } -> std::convertible_to<std::string_view>;
-      {
-        p.blocks_per_rank(ranks)
-      } -> std::same_as<std::size_t>; // 0: microbatches are accumulated; throws usage_error
-      { p.scratch(count, ranks) } -> std::same_as<std::size_t>; // elements, for a bucket of `count`
-      p.issue(comm, data, data, where);                         // (comm, bucket, scratch, where)
-    };
+concept reduce_policy = std::copyable<P> && communicator<C> && detail::issues<P, C, G> &&
+                        requires(const P& p, int ranks, std::size_t count) {
+                          { P::name } -> std::convertible_to<std::string_view>;
+                          // 0: microbatches are accumulated. Throws usage_error where it cannot
+                          // serve this many ranks.
+                          { p.blocks_per_rank(ranks) } -> std::same_as<std::size_t>;
+                          {
+                            p.scratch(count, ranks)
+                          } -> std::same_as<std::size_t>; // elements, for a bucket of `count`
+                        };
+
+/// No communication: every rank keeps its own gradients. To measure what communication costs, or
+/// for parameters that only exist on this rank.
+struct local_only {
+  static constexpr std::string_view name = "local_only";
+
+  [[nodiscard]] static constexpr std::size_t blocks_per_rank(int) noexcept { return 0; }
+  [[nodiscard]] static constexpr std::size_t scratch(std::size_t, int) noexcept { return 0; }
+  template <class C, element G>
+  void issue(C&, std::span<G>, std::span<G>, on<typename C::backend::stream>) const noexcept {}
+};
 
 struct all_reduce_sum {
   static constexpr std::string_view name = "all_reduce_sum";

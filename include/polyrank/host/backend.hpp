@@ -66,6 +66,16 @@ struct backend {
     });
   }
 
+  /// out[i] = To(in[i]), rounded once; equal sizes.
+  template <element To, element From>
+  static void cast(std::span<const From> in, std::span<To> out, stream& s) {
+    expects(in.size() == out.size(), "cast: ", in.size(), " elements into ", out.size());
+    s.enqueue([in = in.data(), out] {
+      for (std::size_t i = 0; i < out.size(); ++i)
+        out[i] = static_cast<To>(static_cast<float>(in[i]));
+    });
+  }
+
   /// out = hash of the bytes; `out` is in host memory and valid once the stream got there.
   template <element T>
   static void hash(std::span<const T> in, std::uint64_t& out, stream& s) {

@@ -1,0 +1,272 @@
+// Every reduce policy, on 1 to 9 ranks and odd sizes: exact where it promises exactness, within its
+// stated bound otherwise. Also: unequal numbers of batches, and ranks of unequal weight.
+// SPDX-License-Identifier: Apache-2.0
+#include "support/catch.hpp"
+
+#include "data_parallel/sync_cases.hpp"
+
+#include <polyrank/data_parallel/all_to_all_sum.hpp>
+#include <polyrank/data_parallel/error_feedback.hpp>
+#include <polyrank/data_parallel/hierarchical.hpp>
+#include <polyrank/data_parallel/reduce_scatter_sum.hpp>
+#include <polyrank/host/loopback.hpp>
+
+#include <atomic>
+
+using namespace polyrank;
+using namespace polyrank::test;
+using host::stream;
+using host::loopback::run;
+using loop_comm = host::loopback::communicator;
+
+namespace {
+
+/// Small integers, exact in bf16 and in their sums over 9 ranks.
+float tiny_integer(std::size_t i, std::size_t k, std::size_t block) {
+  return static_cast<float>(mix(i * 31 + k * 7 + block) % 13);
+}
+
+/// Runs one step on n ranks with every bucket size and counts the wrong elements.
+template <class Policy, class Write>
+std::size_t wrong_with(int n, Policy policy, Write write) {
+  std::atomic<std::size_t> bad{0};
+  for (const std::size_t bucket : {std::size_t{1}, std::size_t{600}, std::size_t{1} << 20})
+    for (const memory whose : {memory::ours, memory::users_partly})
+      run(n, [&](loop_comm& comm) {
+        model m(odd_counts, whose);
+        grad_sync sync(
+            comm, m.parameters, policy,
+            {.bucket_bytes = bucket, .tail_bytes = bucket, .leave = gradients_hold::sum});
+        stream s;
+        for (int step = 0; step < 2; ++step) backward(sync, s, comm.rank(), 1, false, write);
+        s.synchronize();
+        bad += wrong(sync, static_cast<std::size_t>(n), 1.0f, write);
+      });
+  return bad;
+}
+
+} // namespace
+
+TEST_CASE("policies on fp32 are exact for integers, 1 to 9 ranks", "[policies]") {
+  for (int n = 1; n <= 9; ++n) {
+    REQUIRE(wrong_with(n, reduce_scatter_sum{}, integer_gradient) == 0);
+    REQUIRE(wrong_with(n, all_to_all_sum<float>{}, integer_gradient) == 0);
+  }
+}
+
+TEST_CASE("policies with 16 bits on the wire are exact for what 16 bits hold", "[policies]") {
+  for (int n = 1; n <= 9; ++n) {
+    REQUIRE(wrong_with(n, all_to_all_sum<bf16>{}, tiny_integer) == 0);
+    REQUIRE(wrong_with(n, all_to_all_sum<fp16>{}, tiny_integer) == 0);
+    REQUIRE(wrong_with(n, error_feedback<>{}, tiny_integer) == 0);
+  }
+}
+
+TEST_CASE("local_only leaves every rank its own gradients", "[policies]") {
+  std::atomic<int> bad{0};
+  run(3, [&](loop_comm& comm) {
+    model m({5});
+    grad_sync sync(comm, m.parameters, local_only{}, {.leave = gradients_hold::sum});
+    stream s;
+    backward(sync, s, comm.rank(), 1, false, integer_gradient);
+    s.synchronize();
+    if (sync.grad(0)[4] != integer_gradient(0, 4, static_cast<std::size_t>(comm.rank()))) ++bad;
+  });
+  REQUIRE(bad == 0);
+}
+
+TEST_CASE("the error of 16-bit wires stays within the stated bound", "[policies]") {
+  std::atomic<std::size_t> bad{0};
+  for (const int n : {2, 3, 8})
+    run(n, [&](loop_comm& comm) {
+      const auto check = [&](auto policy, double u) {
+        model m({1009});
+        grad_sync sync(comm, m.parameters, policy, {.leave = gradients_hold::sum});
+        const auto write = [](std::size_t, std::size_t k, std::size_t r) {
+          return std::sin(static_cast<float>(k * 17 + r * 5 + 1));
+        };
+        stream s;
+        backward(sync, s, comm.rank(), 1, false, write);
+        s.synchronize();
+        for (std::size_t k = 0; k < 1009; ++k) {
+          double sum = 0, size = 0;
+          for (int r = 0; r < n; ++r) {
+            const double x = static_cast<double>(write(0, k, static_cast<std::size_t>(r)));
+            sum += x;
+            size += std::abs(x);
+          }
+          const double bound = u * (size + std::abs(sum) + u * size) + n * 0x1p-24 * size;
+          if (std::abs(static_cast<double>(sync.grad(0)[k]) - sum) > bound) ++bad;
+        }
+      };
+      check(all_to_all_sum<bf16>{}, 0x1p-8);
+      check(all_to_all_sum<fp16>{}, 0x1p-11); // no sine here is small enough to underflow
+    });
+  REQUIRE(bad == 0);
+}
+
+TEST_CASE("small contributions do not vanish in a low-precision sum", "[policies]") {
+  // One rank brings 1, seven bring 2^-9: a bf16 ring that adds them one by one rounds each away and
+  // keeps 1; the true sum 1 + 7 * 2^-9 rounds to 1 + 2^-6 in bf16.
+  std::atomic<int> bad{0};
+  run(8, [&](loop_comm& comm) {
+    model m({16});
+    grad_sync sync(comm, m.parameters, all_to_all_sum<bf16>{}, {.leave = gradients_hold::sum});
+    stream s;
+    backward(sync, s, comm.rank(), 1, false,
+             [](std::size_t, std::size_t, std::size_t r) { return r == 0 ? 1.0f : 0x1p-9f; });
+    s.synchronize();
+    for (std::size_t k = 0; k < 16; ++k)
+      if (sync.grad(0)[k] != 1.0f + 0x1p-6f) ++bad;
+  });
+  REQUIRE(bad == 0);
+}
+
+TEST_CASE("error feedback delivers late what rounding took away", "[policies]") {
+  // 1 + 2^-10 is 1 in bf16. After 64 steps the sum of what was delivered is right to one rounding;
+  // without feedback 2^-4 would be missing from each rank.
+  std::atomic<int> bad{0};
+  run(4, [&](loop_comm& comm) {
+    const auto delivered = [&](auto policy) {
+      model m({70});
+      grad_sync sync(comm, m.parameters, policy,
+                     {.bucket_bytes = 100, .leave = gradients_hold::sum});
+      stream s;
+      double sum = 0;
+      for (int step = 0; step < 64; ++step) {
+        backward(sync, s, comm.rank(), 1, false,
+                 [](std::size_t, std::size_t, std::size_t) { return 1.0f + 0x1p-10f; });
+        s.synchronize();
+        sum += static_cast<double>(sync.grad(0)[69]);
+      }
+      return sum;
+    };
+    const double expected = 64 * 4 * (1 + 0x1p-10);
+    if (std::abs(delivered(error_feedback<>{}) - expected) > 4 * 0x1p-7) ++bad;
+    if (std::abs(delivered(all_to_all_sum<bf16>{}) - expected) < 0.2)
+      ++bad; // the difference is real
+  });
+  REQUIRE(bad == 0);
+}
+
+TEST_CASE("hierarchical sums over hosts of equal size, and refuses others", "[policies]") {
+  for (const auto& [n, per_host] :
+       {std::pair{1, 1}, {4, 2}, {6, 3}, {6, 2}, {9, 3}, {5, 5}, {4, 1}}) {
+    std::atomic<std::size_t> bad{0};
+    run(n, [&, per_host = per_host](loop_comm& comm) {
+      loop_comm inside = comm.split(comm.rank() / per_host, comm.rank());
+      loop_comm across = comm.split(inside.rank(), comm.rank());
+      model m(odd_counts);
+      grad_sync sync(comm, m.parameters, hierarchical{inside, across},
+                     {.bucket_bytes = 700, .leave = gradients_hold::sum});
+      stream s;
+      backward(sync, s, comm.rank(), 1, false, integer_gradient);
+      s.synchronize();
+      bad += wrong(sync, static_cast<std::size_t>(comm.size()), 1.0f, integer_gradient);
+    });
+    REQUIRE(bad == 0);
+  }
+  REQUIRE_THROWS_AS(run(3,
+                        [](loop_comm& comm) {
+                          loop_comm inside =
+                              comm.split(comm.rank() / 2, comm.rank()); // 2 + 1 ranks
+                          loop_comm across = comm.split(inside.rank(), comm.rank());
+                          model m({4});
+                          grad_sync sync(comm, m.parameters, hierarchical{inside, across});
+                        }),
+                    error);
+}
+
+TEST_CASE("ranks with unequal numbers of batches: the mean is over those that have one", "[join]") {
+  for (const gradients_hold leave : {gradients_hold::mean, gradients_hold::sum}) {
+    std::atomic<int> bad{0};
+    run(3, [&](loop_comm& comm) {
+      model m({64, 0, 5}, comm.rank() == 1 ? memory::users_scattered : memory::ours);
+      grad_sync sync(comm, m.parameters, all_reduce_sum{}, {.bucket_bytes = 100, .leave = leave});
+      stream s;
+      for (int epoch = 0; epoch < 2; ++epoch) {
+        const std::size_t mine =
+            comm.rank() == 2 ? 0 : static_cast<std::size_t>(2 - comm.rank()); // 2, 1, 0
+        const std::size_t steps = sync.join(mine);
+        if (steps != 2) ++bad;
+        for (std::size_t step = 0; step < steps; ++step) {
+          if (step < mine)
+            for (std::size_t micro = 0; micro < 2; ++micro) {
+              sync.begin(micro, 2);
+              for (const std::size_t i : {2u, 0u}) {
+                s.enqueue([g = sync.grad(i), n = m.parameters[i].count, micro, r = comm.rank()] {
+                  for (std::size_t k = 0; k < n; ++k)
+                    g[k] = (micro == 0 ? 0 : g[k]) + static_cast<float>(r + 1);
+                });
+                sync.ready(i, s);
+              }
+              sync.finish(s);
+            }
+          else
+            sync.absent(2, s);
+          s.synchronize();
+          // Step 0: ranks 0 and 1, two microbatches of 1 and 2. Step 1: rank 0 alone.
+          const float sum = step == 0 ? 6.0f : 2.0f, scale = step == 0 ? 0.25f : 0.5f;
+          const float expected = leave == gradients_hold::sum ? sum : sum * scale;
+          if (sync.grad(0)[63] != expected || sync.grad(2)[4] != expected ||
+              sync.grad_scale() != scale)
+            ++bad;
+        }
+      }
+    });
+    REQUIRE(bad == 0);
+  }
+}
+
+TEST_CASE("join is refused where it cannot be honoured", "[join][bad_input]") {
+  const auto refused = [](auto body) {
+    try {
+      run(1, body);
+    } catch (const usage_error&) {
+      return true;
+    }
+    return false;
+  };
+  REQUIRE(refused([](loop_comm& comm) {
+    model m({4});
+    grad_sync sync(comm, m.parameters, deterministic{8});
+    static_cast<void>(sync.join(3));
+  }));
+  REQUIRE(refused([](loop_comm& comm) { // absent without join
+    model m({4});
+    grad_sync sync(comm, m.parameters);
+    stream s;
+    sync.absent(1, s);
+  }));
+  REQUIRE(refused([](loop_comm& comm) { // a batch more than said
+    model m({4});
+    grad_sync sync(comm, m.parameters);
+    static_cast<void>(sync.join(0));
+    sync.begin(0, 1);
+  }));
+}
+
+TEST_CASE("ranks weigh in the mean as they are told to", "[weights]") {
+  std::atomic<int> bad{0};
+  run(3, [&](loop_comm& comm) {
+    for (const memory whose : {memory::ours, memory::users_contiguous, memory::users_scattered}) {
+      model m({64, 5}, whose);
+      const auto r = static_cast<float>(comm.rank());
+      grad_sync sync(comm, m.parameters, all_reduce_sum{}, {.weight = r + 1}); // 1, 2, 3
+      stream s;
+      backward(sync, s, comm.rank(), 1, false, [](std::size_t, std::size_t, std::size_t rank) {
+        return static_cast<float>(rank) * 6;
+      });
+      s.synchronize();
+      if (std::abs(sync.grad(0)[63] - (0 * 1 + 6 * 2 + 12 * 3) / 6.0f) > 1e-6f) ++bad;
+      if (sync.grad_scale() != 1.0f / 6) ++bad;
+    }
+    for (const float weight : {0.0f, -1.0f, std::nanf("")}) try {
+        model m({4});
+        grad_sync sync(comm, m.parameters, all_reduce_sum{}, {.weight = weight});
+        ++bad;
+      } catch (const usage_error&) {
+      }
+  });
+  REQUIRE(bad == 0);
+}
