@@ -14,7 +14,9 @@
 #include "train_classifier/report.hpp"
 #include "train_classifier/trainer.hpp"
 
+#include <polyrank/core/hash.hpp>
 #include <polyrank/core/version.hpp>
+#include <polyrank/data_parallel/agree.hpp>
 #include <polyrank/launch/run.hpp>
 
 #include <cstdio>
@@ -26,7 +28,8 @@ using namespace polyrank::examples;
 
 namespace {
 
-/// Reads the data set on every rank; if a rank cannot, all of them learn why, and one says so.
+/// Reads the data set on every rank; if a rank cannot, or reads something else, all of them learn
+/// it and one says so.
 dataset load_everywhere(host::communicator& comm, const std::filesystem::path& where) {
   dataset d;
   std::string failure;
@@ -39,6 +42,13 @@ dataset load_everywhere(host::communicator& comm, const std::filesystem::path& w
   for (std::size_t r = 0; r < all.size(); ++r)
     if (!all[r].empty())
       throw on_every_rank(data_error(r == 0 ? all[0] : detail::cat("rank ", r, ": ", all[r])));
+  std::string content;
+  for (const labelled_images* part : {&d.train, &d.validation, &d.test})
+    content += detail::cat(d.name, " of ", part->count(), " pictures with the hash ",
+                           hex16(hash_bytes(part->labels.data(), part->labels.size(),
+                                            hash_bytes(part->pixels.data(), part->pixels.size()))),
+                           '\n');
+  agree(comm.control(), "the ranks read different data", content);
   return d;
 }
 
@@ -127,7 +137,7 @@ int body(launch::world& world, config c) {
     wrote(c.common.json);
   }
   if (c.digest) std::printf("digest=%s\n", hex16(result.digest).c_str());
-  if (c.common.quiet)
+  if (c.common.quiet && !c.digest)
     std::printf("val_accuracy=%.4f test_accuracy=%.4f samples_per_second=%.0f\n",
                 result.final_validation.accuracy, result.test.accuracy, result.samples_per_second);
   std::fflush(stdout);

@@ -54,6 +54,16 @@ check "something sent by two" grep -Eq '"wire_bytes": [1-9]' "$dir/two.json"
 same_losses() { diff <(sed -n '/"losses"/,/]/p' "$dir/one.json") <(sed -n '/"losses"/,/]/p' "$dir/two.json"); }
 check "same losses on 2 ranks" same_losses
 
+# Ranks that read different data.
+mkdir "$dir/other"
+gzip -dc "$data/digits.csv.gz" | sed '9s/^0,0,/0,1,/' >"$dir/other/digits.csv"
+differ() {
+  local text
+  text=$("${launch[@]:0:2}" 1 "${launch[@]:3}" "$program" --data "$data" --steps 1 : "${launch[1]}" 1 "$program" --data "$dir/other" --steps 1 2>&1) && return 1
+  grep -q 'the ranks read different data' <<<"$text" || { echo "$text"; return 1; }
+}
+check "ranks with different data" differ
+
 # A whole run leaves its files.
 "$program" --data "$data" --out "$dir/out" --checkpoint "$dir/ckpt" --json "$dir/r.json" >"$dir/log"
 for file in out/learning_curve.svg out/predictions.svg ckpt/state.prk r.json; do
