@@ -6,6 +6,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <polyrank/cuda/device.hpp>
 #include <polyrank/cuda/lanes.cuh>
 #include <polyrank/cuda/norm.hpp>
 
@@ -60,22 +61,31 @@ __device__ __forceinline__ void climb(Tree tree, std::size_t index, norm_options
   if (threadIdx.x == 0) conclude(level[0], o, result);
 }
 
+/// Elements that one thread takes of a block.
 template <class T>
-POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
-    norm(const norm_part<T>* parts, const std::uint32_t* first, norm_tree tree, norm_options o,
-         norm_result* result) {
-  constexpr unsigned width = 4, turns = norm_block / (threads_per_block * width);
-  const std::size_t block = blockIdx.x, base = block * norm_block;
-  const std::uint32_t part = first[block];
-  const norm_part<T> p = parts[part];
-  const std::size_t end = parts[part + 1].begin;
-  const T* from = p.data + (base - p.begin);
-  float sum = 0;
-  if (base + norm_block <= end && aligned(from, width * sizeof(T))) {
-    pack_of<T, width> x[turns];
+struct norm_share {
+  static constexpr unsigned width = 4, turns = norm_block / (threads_per_block * width);
+  pack_of<T, width> x[turns];
+
+  __device__ __forceinline__ void load(const T* block) {
 #pragma unroll
     for (unsigned j = 0; j < turns; ++j)
-      x[j] = load_pack<T, width>(from + (threadIdx.x + j * threads_per_block) * width);
+      x[j] = load_pack<T, width>(block + (threadIdx.x + j * threads_per_block) * width);
+  }
+  /// A block that spans tensors, is cut off, or is not aligned.
+  __device__ void gather(const norm_source<T>& from, std::size_t block) {
+    std::uint32_t at = from.first[block];
+    for (unsigned j = 0; j < turns; ++j)
+      for (unsigned c = 0; c < width; ++c) {
+        const std::size_t place =
+            block * norm_block + (threadIdx.x + j * threads_per_block) * width + c;
+        while (from.parts[at].data != nullptr && place >= from.parts[at + 1].begin) ++at;
+        const norm_part<T> p = from.parts[at];
+        x[j].at[c] = p.data != nullptr ? p.data[place - p.begin] : T{};
+      }
+  }
+  __device__ __forceinline__ float squares() const {
+    float sum = 0;
 #pragma unroll
     for (unsigned j = 0; j < turns; ++j)
 #pragma unroll
@@ -83,28 +93,45 @@ POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
         const float v = to_float(x[j].at[c]);
         sum = __fmaf_rn(v, v, sum);
       }
-  } else { // the block spans tensors, is the last one, or lies askew
-    std::uint32_t at = part;
-    for (unsigned j = 0; j < turns; ++j)
-      for (unsigned c = 0; c < width; ++c) {
-        const std::size_t place = base + (threadIdx.x + j * threads_per_block) * width + c;
-        while (parts[at].data != nullptr && place >= parts[at + 1].begin) ++at;
-        if (parts[at].data == nullptr) continue; // past the end
-        const float v = to_float(parts[at].data[place - parts[at].begin]);
-        sum = __fmaf_rn(v, v, sum);
+    return sum;
+  }
+};
+
+template <class T>
+POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
+    norm(norm_source<T> from, norm_tree tree, norm_options o, norm_result* result) {
+  constexpr unsigned warps = threads_per_block / 32;
+  __shared__ float sums[2][warps]; // in turn, so that one barrier a block is enough
+  norm_share<T> share;
+  const auto fetch = [&](std::size_t block, const T* whole) {
+    if (whole != nullptr)
+      share.load(whole);
+    else
+      share.gather(from, block);
+  };
+  std::size_t block = blockIdx.x, next = block + gridDim.x;
+  fetch(block, from.whole[block]);
+  const T* whole = next < tree.blocks ? from.whole[next] : nullptr;
+  for (unsigned turn = 0; block < tree.blocks; turn ^= 1) {
+    float sum = share.squares();
+    if (next < tree.blocks) {
+      fetch(next, whole);
+      if (next + gridDim.x < tree.blocks) whole = from.whole[next + gridDim.x];
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) sums[turn][threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      if (threadIdx.x == 0) {
+        double total = 0;
+        for (unsigned w = 0; w < warps; ++w) total += static_cast<double>(sums[turn][w]);
+        tree.sums[block] = total;
       }
+      climb(tree, block, o, result);
+    }
+    block = next;
+    next += gridDim.x;
   }
-  __shared__ float warps[threads_per_block / 32];
-  sum = warp_sum(sum);
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
-  __syncthreads();
-  if (threadIdx.x >= 32) return;
-  if (threadIdx.x == 0) {
-    double total = 0;
-    for (const float w : warps) total += static_cast<double>(w);
-    tree.sums[block] = total;
-  }
-  climb(tree, block, o, result);
 }
 
 /// Without elements.
@@ -114,12 +141,19 @@ POLYRANK_KERNEL void norm_of_nothing(norm_options o, norm_result* result) {
 }
 
 template <class T>
-void launch_norm(const norm_part<T>* parts, const std::uint32_t* first, norm_tree tree,
-                 norm_options o, norm_result* result, cudaStream_t s) {
-  if (tree.blocks == 0)
+void launch_norm(norm_source<T> from, norm_tree tree, norm_options o, norm_result* result,
+                 cudaStream_t s) {
+  if (tree.blocks == 0) {
     norm_of_nothing<T><<<1, 1, 0, s>>>(o, result);
-  else
-    norm<T><<<blocks_for(tree.blocks, 1), threads_per_block, 0, s>>>(parts, first, tree, o, result);
+  } else {
+    int processors = 0;
+    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, current_device()),
+          "cudaDeviceGetAttribute");
+    constexpr std::size_t resident = 2048 / threads_per_block; // blocks on a multiprocessor
+    const std::size_t grid = static_cast<std::size_t>(processors) * resident;
+    norm<T><<<static_cast<unsigned>(tree.blocks < grid ? tree.blocks : grid), threads_per_block, 0,
+              s>>>(from, tree, o, result);
+  }
   check(cudaGetLastError(), "kernel launch");
 }
 
@@ -128,6 +162,5 @@ void launch_norm(const norm_part<T>* parts, const std::uint32_t* first, norm_tre
 // Instantiates the norm of gradients of type T. Once in a program for each.
 #define POLYRANK_INSTANTIATE_CUDA_NORM(T)                                                          \
   template void polyrank::cuda::detail::launch_norm<T>(                                            \
-      const polyrank::cuda::detail::norm_part<T>*, const std::uint32_t*,                           \
-      polyrank::cuda::detail::norm_tree, polyrank::cuda::norm_options,                             \
-      polyrank::cuda::norm_result*, cudaStream_t)
+      polyrank::cuda::detail::norm_source<T>, polyrank::cuda::detail::norm_tree,                   \
+      polyrank::cuda::norm_options, polyrank::cuda::norm_result*, cudaStream_t)

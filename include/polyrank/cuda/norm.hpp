@@ -56,10 +56,18 @@ struct norm_tree {
   std::size_t blocks = 0;
 };
 
-/// `parts` has a closing entry at the total count; `first[b]` is the part where block b begins.
+/// Where the elements are; all of it is device memory.
 template <class T>
-void launch_norm(const norm_part<T>* parts, const std::uint32_t* first, norm_tree tree,
-                 norm_options o, norm_result* result, cudaStream_t s);
+struct norm_source {
+  const T* const* whole = nullptr;      ///< of block b: its data, or null where it spans tensors,
+                                        ///< is cut off, or is not aligned
+  const norm_part<T>* parts = nullptr;  ///< closed by an entry at the total count
+  const std::uint32_t* first = nullptr; ///< of block b: the part where it begins
+};
+
+template <class T>
+void launch_norm(norm_source<T> from, norm_tree tree, norm_options o, norm_result* result,
+                 cudaStream_t s);
 
 } // namespace detail
 
@@ -79,9 +87,15 @@ class grad_norm {
     parts.push_back({nullptr, total});
     tree_.blocks = (total + detail::norm_block - 1) / detail::norm_block;
     std::vector<std::uint32_t> first(tree_.blocks);
+    std::vector<const T*> whole(tree_.blocks);
     for (std::size_t b = 0, part = 0; b < tree_.blocks; ++b) {
-      while (parts[part + 1].begin <= b * detail::norm_block) ++part;
+      const std::size_t begin = b * detail::norm_block;
+      while (parts[part + 1].begin <= begin) ++part;
       first[b] = static_cast<std::uint32_t>(part);
+      const T* data = parts[part].data + (begin - parts[part].begin);
+      if (begin + detail::norm_block <= parts[part + 1].begin &&
+          reinterpret_cast<std::uintptr_t>(data) % (4 * sizeof(T)) == 0)
+        whole[b] = data;
     }
     std::size_t sums = tree_.blocks, folds = 0;
     for (std::size_t level = tree_.blocks; level > 1;) {
@@ -92,6 +106,7 @@ class grad_norm {
     std::pmr::memory_resource& from = memory != nullptr ? *memory : device_memory();
     parts_ = upload(parts, from);
     first_ = upload(first, from);
+    whole_ = upload(whole, from);
     sums_ = buffer<double>(sums, from);
     arrived_ = upload(std::vector<std::uint32_t>(folds), from);
     result_ = upload(std::vector<norm_result>(1), from);
@@ -102,7 +117,8 @@ class grad_norm {
   /// Enqueues the norm. Does not wait.
   void run(const norm_options& o, stream& s) const {
     scoped_device here(s.device());
-    detail::launch_norm<T>(parts_.data(), first_.data(), tree_, o, result_.data(), s.native());
+    detail::launch_norm<T>({whole_.data(), parts_.data(), first_.data()}, tree_, o, result_.data(),
+                           s.native());
   }
 
   /// For the optimizer: the factor and the verdict of the last run, on the device.
@@ -131,6 +147,7 @@ class grad_norm {
 
   detail::norm_tree tree_;
   buffer<detail::norm_part<T>> parts_;
+  buffer<const T*> whole_;
   buffer<std::uint32_t> first_, arrived_;
   buffer<double> sums_;
   buffer<norm_result> result_;

@@ -1,8 +1,9 @@
 // The optimizer kernel, for nvcc. See optimizer.hpp.
 //
 // Bound by memory (AdamW in fp32: 28 bytes an element). Each block updates one chunk of 1024
-// elements, 4 consecutive ones a thread, with 16-byte accesses where all pointers of the tensor are
-// aligned. All loads are issued before the first use.
+// elements, 4 consecutive ones a thread. Chunks begin where the values are aligned to 16 bytes;
+// each array that is aligned there too is accessed 16 bytes at a time, others element by element.
+// All loads are issued before the first use.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -11,6 +12,38 @@
 #include <polyrank/cuda/optimizer.hpp>
 
 namespace polyrank::cuda::detail {
+
+/// Four elements from `at`, at once or one by one.
+template <class T>
+__device__ __forceinline__ pack_of<T, 4> load_four(const T* at) {
+  if (aligned(at, 4 * sizeof(T))) return load_pack<T, 4>(at);
+  return {{at[0], at[1], at[2], at[3]}};
+}
+template <class T>
+__device__ __forceinline__ void store_four(const pack_of<T, 4>& value, T* at) {
+  if (aligned(at, 4 * sizeof(T))) {
+    store_pack<T, 4>(value, at);
+  } else {
+#pragma unroll
+    for (unsigned k = 0; k < 4; ++k) at[k] = value.at[k];
+  }
+}
+
+/// Element `i` of `r`.
+template <class O, class Work>
+__device__ __forceinline__ void update_one(const update_range<Work, O::state_count>& r,
+                                           std::size_t i, float factor,
+                                           const typename O::hyper& hyper) {
+  constexpr unsigned states = O::state_count;
+  float state[states == 0 ? 1 : states];
+#pragma unroll
+  for (unsigned k = 0; k < states; ++k) state[k] = r.state[k][i];
+  const float p = O::update(r.value[i], ieee::mul(factor, to_float(r.gradient[i])), state, hyper);
+  r.value[i] = p;
+#pragma unroll
+  for (unsigned k = 0; k < states; ++k) r.state[k][i] = state[k];
+  if (r.copy != nullptr) r.copy[i] = from_float<Work>(p);
+}
 
 template <class O, class Work>
 POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
@@ -27,20 +60,15 @@ POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
                            ? ieee::mul(control.factor, *control.device_factor)
                            : control.factor;
   const bool skip = control.skip != nullptr && *control.skip != 0;
-  const std::size_t begin = index * chunk_elements;
+  const std::size_t lead = lead_of(r.value), begin = lead + index * chunk_elements;
 
-  bool wide = begin + chunk_elements <= r.count && aligned(r.value, 16) &&
-              aligned(r.gradient, width * sizeof(Work)) && aligned(r.copy, width * sizeof(Work));
-#pragma unroll
-  for (unsigned k = 0; k < states; ++k) wide = wide && aligned(r.state[k], 16);
-
-  if (wide) {
+  if (begin + chunk_elements <= r.count) {
     const std::size_t i = begin + threadIdx.x * width;
-    pack_of<float, width> p = load_pack<float, width>(r.value + i);
-    const pack_of<Work, width> g = load_pack<Work, width>(r.gradient + i);
+    pack_of<float, width> p = load_four(r.value + i);
+    const pack_of<Work, width> g = load_four(r.gradient + i);
     pack_of<float, width> s[states == 0 ? 1 : states];
 #pragma unroll
-    for (unsigned k = 0; k < states; ++k) s[k] = load_pack<float, width>(r.state[k] + i);
+    for (unsigned k = 0; k < states; ++k) s[k] = load_four(r.state[k] + i);
     pack_of<Work, width> rounded;
 #pragma unroll
     for (unsigned e = 0; e < width; ++e) {
@@ -53,26 +81,19 @@ POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
       for (unsigned k = 0; k < states; ++k) s[k].at[e] = state[k];
     }
     if (skip) return;
-    store_pack<float, width>(p, r.value + i);
+    store_four(p, r.value + i);
 #pragma unroll
-    for (unsigned k = 0; k < states; ++k) store_pack<float, width>(s[k], r.state[k] + i);
-    if (r.copy != nullptr) store_pack<Work, width>(rounded, r.copy + i);
-    return;
+    for (unsigned k = 0; k < states; ++k) store_four(s[k], r.state[k] + i);
+    if (r.copy != nullptr) store_four(rounded, r.copy + i);
+  } else if (!skip) {
+#pragma unroll
+    for (unsigned e = 0; e < width; ++e) {
+      const std::size_t i = begin + e * threads_per_block + threadIdx.x;
+      if (i < r.count) update_one<O, Work>(r, i, factor, hyper);
+    }
   }
-  if (skip) return;
-#pragma unroll
-  for (unsigned e = 0; e < width; ++e) {
-    const std::size_t i = begin + e * threads_per_block + threadIdx.x;
-    if (i >= r.count) continue;
-    float state[states == 0 ? 1 : states];
-#pragma unroll
-    for (unsigned k = 0; k < states; ++k) state[k] = r.state[k][i];
-    const float p = O::update(r.value[i], ieee::mul(factor, to_float(r.gradient[i])), state, hyper);
-    r.value[i] = p;
-#pragma unroll
-    for (unsigned k = 0; k < states; ++k) r.state[k][i] = state[k];
-    if (r.copy != nullptr) r.copy[i] = from_float<Work>(p);
-  }
+  if (index == 0 && threadIdx.x < lead && threadIdx.x < r.count && !skip)
+    update_one<O, Work>(r, threadIdx.x, factor, hyper);
 }
 
 template <class O, class Work>

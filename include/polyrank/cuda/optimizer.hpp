@@ -16,9 +16,12 @@
 #include <polyrank/backend/buffer.hpp>
 #include <polyrank/core/dtype.hpp>
 #include <polyrank/core/error.hpp>
+#include <polyrank/core/hd.hpp>
+#include <polyrank/core/partition.hpp>
 #include <polyrank/cuda/memory.hpp>
 #include <polyrank/cuda/stream.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -55,6 +58,12 @@ struct chunk {
 /// Elements of a chunk.
 inline constexpr std::size_t chunk_elements = 1024;
 
+/// Elements before the first place from which four floats lie in 16 aligned bytes. The first chunk
+/// has these in addition.
+POLYRANK_HD inline std::size_t lead_of(const float* p) {
+  return (4 - (reinterpret_cast<std::uintptr_t>(p) / sizeof(float)) % 4) % 4;
+}
+
 /// `ranges` and `map` are device memory; a lone range is passed by value with `map` null.
 template <class O, class Work>
 void launch_update(const update_range<Work, O::state_count>& lone,
@@ -78,8 +87,9 @@ class optimizer {
       if (ranges[r].count == 0) continue;
       ++used;
       lone_ = ranges[r];
+      const std::size_t lead = std::min(detail::lead_of(ranges[r].value), ranges[r].count);
       const std::size_t chunks =
-          (ranges[r].count + detail::chunk_elements - 1) / detail::chunk_elements;
+          std::max<std::size_t>(1, ceil_div(ranges[r].count - lead, detail::chunk_elements));
       expects(chunks <= std::numeric_limits<std::uint32_t>::max(), "optimizer: tensor ", r, " of ",
               ranges[r].count, " elements is too large");
       chunks_ += chunks;

@@ -13,6 +13,7 @@
 #include <polyrank/cuda/nccl.hpp>
 #include <polyrank/cuda/pending.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -57,7 +58,8 @@ class session {
     config.blocking = 0;
     const ncclResult_t code = ncclCommSplit(state_->comm, colour, key, &part.state_->comm, &config);
     meet(code, "ncclCommSplit", state_->comm, deadline);
-    part.meet(code, "ncclCommSplit", part.state_->comm, deadline);
+    part.arrive(state_->comm, "ncclCommSplit", deadline);
+    part.meet(ncclInProgress, "ncclCommSplit", part.state_->comm, deadline);
     part.watch();
     return part;
   }
@@ -116,6 +118,20 @@ class session {
 
   void watch() {
     watcher_ = std::thread([state = state_] { look(*state); });
+  }
+
+  /// Waits until NCCL, in the background, has written the handle that it makes from `parent`.
+  void arrive(ncclComm_t parent, const char* call, std::chrono::milliseconds deadline) {
+    const auto until = std::chrono::steady_clock::now() + deadline;
+    const std::atomic_ref<ncclComm_t> made(state_->comm);
+    for (ncclResult_t code = ncclSuccess; made.load() == nullptr;) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      check(ncclCommGetAsyncError(parent, &code), "ncclCommGetAsyncError", parent);
+      check(code, call, parent);
+      if (std::chrono::steady_clock::now() > until)
+        throw timeout_error(
+            polyrank::detail::cat(call, ": no result within ", deadline.count(), " ms"));
+    }
   }
 
   /// Waits until NCCL is done with what it does in the background.
