@@ -37,8 +37,8 @@ TEST_CASE("a schedule as text", "[ascii]") {
   REQUIRE(ascii(drawn(generate(schedule::one_f_one_b, 2, 3)), 24) ==
           "rank 0 |F0F1....B0--F2B1--..B2--|\n"
           "rank 1 |..F0B0--F1B1--F2B2--....|\n");
-  REQUIRE(ascii(drawn(from_csv("0F0,1F0,(0F1;1B0)OVERLAP_F_B,1F1,0B0,1B1,0B1")), 48) ==
-          "rank 0 |F0f0F1--b0--f1B0--b1--B1--|\n");
+  REQUIRE(ascii(drawn(from_csv("0F0,1F0,(0F1;1B0)OVERLAP_F_B,1F1,0B0,1B1,0B1")), 24) ==
+          "rank 0 |F0f0F1-b0-f1B0--b1--B1--|\n");
   // Too narrow for names: letters only, the row still has its length.
   const std::string narrow = ascii(drawn(generate(schedule::one_f_one_b, 4, 64)), 60);
   REQUIRE(narrow.find('\n') == std::string("rank 0 |").size() + 60 + 1);
