@@ -18,6 +18,25 @@ bool first_process() noexcept {
   return true;
 }
 
+namespace {
+
+/// CLI11's own range checks accept fractions and answer with limits of 300 digits.
+CLI::Validator number_check(const char* what, bool zero_is_fine) {
+  return CLI::Validator(
+      [=](const std::string& text) {
+        const bool digits = !text.empty() && text.size() < 19 &&
+                            text.find_first_not_of("0123456789") == std::string::npos;
+        const bool zero = text.find_first_not_of('0') == std::string::npos;
+        return digits && (zero_is_fine || !zero) ? std::string() : "'" + text + "' is no " + what;
+      },
+      "");
+}
+
+} // namespace
+
+CLI::Validator positive_number() { return number_check("positive number", false); }
+CLI::Validator whole_number() { return number_check("whole number", true); }
+
 void add_common_flags(CLI::App& app, common_flags& flags) {
   app.set_help_flag("--help", "Print this text and exit");
   app.set_version_flag("--version", app.get_name() + " " POLYRANK_VERSION_STRING,

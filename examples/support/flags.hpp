@@ -15,7 +15,8 @@
 
 namespace CLI {
 class App;
-}
+class Validator;
+} // namespace CLI
 
 namespace polyrank::examples {
 
@@ -26,6 +27,10 @@ struct common_flags {
 
 /// Adds --json, --quiet and --version.
 void add_common_flags(CLI::App& app, common_flags& flags);
+
+/// Checks for add_option(...)->check(): a whole number of at least 1; a whole number of at least 0.
+[[nodiscard]] CLI::Validator positive_number();
+[[nodiscard]] CLI::Validator whole_number();
 
 /// Parses; an exit code if the program is to end now. Under a launcher only rank 0 prints.
 /// Call it before MPI starts, so that a typing error costs nothing.

@@ -16,31 +16,34 @@ std::variant<config, int> parse_config(int argc, char** argv) {
   app.add_option("--out", c.out, "Write learning curve and predictions to DIR")->type_name("DIR");
   app.add_option("--epochs", c.epochs, "Passes over the data; default 10")
       ->type_name("E")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   auto* steps_flag = app.add_option("--steps", steps, "Stop after S steps; the rate aims at E")
                          ->type_name("S")
-                         ->check(CLI::PositiveNumber);
+                         ->check(positive_number());
   app.add_option("--batch", c.batch, "Per step, all ranks; default 512 (digits: 64)")
       ->type_name("B")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   app.add_option("--hidden", c.hidden, "Hidden layers; default 256,128")
-      ->type_name("W1,W2,...")
+      ->type_name("W1,W2")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
-  app.add_option("--seed", c.seed, "Of weights and order; default 1")->type_name("N");
+      ->check(positive_number());
+  app.add_option("--seed", c.seed, "Of weights and order; default 1")
+      ->type_name("N")
+      ->check(whole_number());
   auto* deterministic =
       app.add_flag("--deterministic", c.deterministic, "Same bits for any number of ranks");
   app.add_option("--blocks", c.blocks, "Blocks of a deterministic step; default 8")
       ->type_name("L")
-      ->check(CLI::PositiveNumber)
+      ->check(positive_number())
       ->needs(deterministic);
   app.add_flag("--digest", c.digest, "Print a hash of weights and optimizer state");
   app.add_option("--checkpoint", c.checkpoint, "Write the whole state to DIR")->type_name("DIR");
-  auto* workers_flag =
-      app.add_option("--workers", workers, "Loader threads per rank; 0: none")->type_name("W");
+  auto* workers_flag = app.add_option("--workers", workers, "Loader threads per rank; 0: none")
+                           ->type_name("W")
+                           ->check(whole_number());
   app.add_option("--backend", c.backend, "auto, host or cuda; default auto")
       ->type_name("NAME")
-      ->check(CLI::IsMember({"auto", "host", "cuda"}));
+      ->check(CLI::IsMember({"auto", "host", "cuda"}).description(""));
   add_common_flags(app, c.common);
   if (const auto code = parse_flags(app, argc, argv)) return *code;
   if (steps_flag->count() > 0) c.steps = steps;

@@ -1,9 +1,6 @@
-// The arithmetic of the classifier on host memory. Every function enqueues one piece of work on a
-// host stream and returns; pointers must stay valid until it has run. The model and the trainer are
-// written against these names, so another device needs a class with the same ones:
-//
-//     linear, linear_grad_weights, linear_grad_bias, linear_grad_input, gelu, gelu_grad,
-//     softmax_cross_entropy, classify, update, stage, write, read_back, mark / elapsed
+// The arithmetic of the classifier on host memory: a model of classifier_ops (ops.hpp). Every
+// function enqueues one piece of work on a host stream and returns; pointers must stay valid until
+// it has run.
 //
 // Matrices are row-major; `rows` are the pictures of a block, weights are [outputs][inputs].
 //
@@ -12,6 +9,7 @@
 
 #include "train_classifier/gemm.hpp"
 #include "train_classifier/kernels.hpp"
+#include "train_classifier/ops.hpp"
 
 #include <polyrank/host/backend.hpp>
 #include <polyrank/optim/apply.hpp>
@@ -110,5 +108,7 @@ class host_ops {
  private:
   std::array<std::chrono::steady_clock::time_point, 8> marks_{};
 };
+
+static_assert(classifier_ops<host_ops>);
 
 } // namespace polyrank::examples

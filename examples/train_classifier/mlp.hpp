@@ -14,6 +14,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "train_classifier/ops.hpp"
+
 #include <polyrank/backend/buffer.hpp>
 #include <polyrank/core/error.hpp>
 #include <polyrank/core/random.hpp>
@@ -95,7 +97,7 @@ struct tensor {
   return values;
 }
 
-template <class Ops>
+template <classifier_ops Ops>
 class mlp {
  public:
   using stream = typename Ops::stream;

@@ -1,5 +1,5 @@
 // The training loop: data-parallel over any communicator, on any device that has the operations of
-// host_ops. What makes it parallel are six lines: the construction of grad_sync, begin, grad,
+// ops.hpp. What makes it parallel are six lines: the construction of grad_sync, begin, grad,
 // ready, finish and grad_scale.
 //
 //     host_ops ops;
@@ -12,6 +12,7 @@
 #include "train_classifier/config.hpp"
 #include "train_classifier/dataset.hpp"
 #include "train_classifier/mlp.hpp"
+#include "train_classifier/ops.hpp"
 #include "train_classifier/step_plan.hpp"
 
 #include <polyrank/backend/buffer.hpp>
@@ -64,7 +65,7 @@ struct train_options {
 };
 
 /// One run with one reduce policy. Use train().
-template <communicator Comm, class Ops, class Policy>
+template <communicator Comm, classifier_ops Ops, class Policy>
 class trainer {
  public:
   using backend = typename Ops::backend;
@@ -341,7 +342,7 @@ class trainer {
 
 /// Trains and evaluates. @collective
 /// @throws usage_error if ranks, blocks and batch do not fit (the same on every rank)
-template <communicator Comm, class Ops>
+template <communicator Comm, classifier_ops Ops>
 [[nodiscard]] training_result train(Comm& comm, Ops& ops, const config& c, const dataset& data,
                                     const train_options& options = {}) {
   if (c.deterministic)
