@@ -19,6 +19,13 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 prefix=polyrank-$$  # the names of our namespaces: polyrank-PID-switch, polyrank-PID-node1, ...
 subnet=10.77.0
 
+# in_namespace NAME COMMAND...: nsenter, because ip's own `-n` and `netns exec` fail in a chroot.
+in_namespace() {
+  local ns=$1
+  shift
+  nsenter --net="/run/netns/$prefix-$ns" "$@"
+}
+
 # enter NODE COMMAND...: becomes COMMAND on that host, under its host name.
 enter() {
   local node=$1
@@ -29,18 +36,17 @@ enter() {
 }
 
 make_cluster() {
-  ip netns add "$prefix-switch"
-  ip -n "$prefix-switch" link add bridge0 type bridge
-  ip -n "$prefix-switch" link set bridge0 up
   local node
+  ip netns add "$prefix-switch"
+  in_namespace switch ip link add bridge0 type bridge
+  in_namespace switch ip link set bridge0 up
   for ((node = 1; node <= hosts; ++node)); do
-    local ns=$prefix-node$node
-    ip netns add "$ns"
-    ip -n "$prefix-switch" link add "port$node" type veth peer name eth0 netns "$ns"
-    ip -n "$prefix-switch" link set "port$node" master bridge0 up
-    ip -n "$ns" addr add "$subnet.$node/24" dev eth0
-    ip -n "$ns" link set eth0 up
-    ip -n "$ns" link set lo up
+    ip netns add "$prefix-node$node"
+    in_namespace switch ip link add "port$node" type veth peer name eth0 netns "$prefix-node$node"
+    in_namespace switch ip link set "port$node" master bridge0 up
+    in_namespace "node$node" ip addr add "$subnet.$node/24" dev eth0
+    in_namespace "node$node" ip link set eth0 up
+    in_namespace "node$node" ip link set lo up
   done
 }
 
