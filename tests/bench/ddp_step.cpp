@@ -1,0 +1,73 @@
+// One data-parallel training step of a 4-layer perceptron of about 10 million parameters: forward,
+// backward, gradient reduction, AdamW. The peer is ddp_step.py (PyTorch DDP over gloo); ddp_step.sh
+// runs both and prints the ratio.
+// SPDX-License-Identifier: Apache-2.0
+#include "train_classifier/host_ops.hpp"
+#include "train_classifier/mlp.hpp"
+
+#include <polyrank/data_parallel/grad_sync.hpp>
+#include <polyrank/launch/run.hpp>
+#include <polyrank/optim/adamw.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+using namespace polyrank;
+using namespace polyrank::examples;
+
+int main(int argc, char** argv) {
+  return launch::run(argc, argv, [&](launch::world& world) {
+    const int steps = argc > 1 ? std::max(1, std::atoi(argv[1])) : 20;
+    const std::size_t rows = argc > 2 ? static_cast<std::size_t>(std::atoi(argv[2])) : 128;
+    const mlp_shape shape{1024, {2048, 2304, 1536}, 10};
+    auto comm = world.communicator();
+    host::stream s = comm.make_stream();
+    host_ops ops;
+    mlp<host_ops> model(ops, shape, rows);
+    const auto tensors = parameters_of(shape);
+    std::vector<float> weights = initial_parameters(shape, 1);
+    std::vector<float> state(adamw::state_count * weights.size()), x(rows * shape.inputs, 0.5f);
+    std::vector<std::uint8_t> labels(rows, 3);
+    std::vector<parameter<float>> parameters;
+    for (const tensor& t : tensors)
+      parameters.push_back({t.name, t.count(), weights.data() + t.offset, nullptr});
+    grad_sync sync(comm, parameters, all_reduce_sum{}, {.leave = gradients_hold::sum});
+    const auto weight = [&](std::size_t i) { return weights.data() + tensors[i].offset; };
+    float loss = 0;
+    std::vector<double> times;
+    for (int step = -3; step < steps; ++step) {
+      s.synchronize();
+      comm.control().barrier(std::chrono::seconds(60));
+      const auto start = std::chrono::steady_clock::now();
+      sync.begin(0, 1);
+      model.forward(s, weight, x.data(), rows);
+      model.loss(s, labels.data(), &loss, rows);
+      model.backward(
+          s, weight, x.data(), rows, [&](std::size_t i) { return sync.grad(i); },
+          [&](std::size_t i) { sync.ready(i, s); });
+      sync.finish(s);
+      const adamw::hyper hyper = adamw::at({}, static_cast<std::size_t>(step + 4), 1.0f);
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        const std::size_t at = tensors[i].offset, n = tensors[i].count();
+        const std::span<float> all(state);
+        ops.update<adamw>(s, std::span(weights).subspan(at, n), {sync.grad(i), n},
+                          {all.subspan(at, n), all.subspan(weights.size() + at, n)}, hyper,
+                          sync.grad_scale());
+      }
+      s.synchronize();
+      const std::chrono::duration<double, std::milli> took =
+          std::chrono::steady_clock::now() - start;
+      if (step >= 0) times.push_back(took.count());
+    }
+    std::sort(times.begin(), times.end());
+    if (world.rank() == 0)
+      std::printf("{\"bench\": \"ddp_step\", \"who\": \"polyrank\", \"ranks\": %d, \"parameters\": "
+                  "%zu, \"rows_per_rank\": %zu, "
+                  "\"median_ms\": %.2f}\n",
+                  world.size(), weights.size(), rows, times[times.size() / 2]);
+    return 0;
+  });
+}

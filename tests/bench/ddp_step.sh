@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# usage: tests/bench/ddp_step.sh [RANKS] [ROWS] [PYTHON]
+# The step of ddp_step.cpp and of PyTorch DDP over gloo, three times in turn; prints each and the ratio
+# of the medians (PyTorch's time / ours). PYTHON must have torch; without one (default: python3) only
+# our side runs. One thread a rank on both sides, which ranks = cores calls for.
+# SPDX-License-Identifier: Apache-2.0
+set -euo pipefail
+ranks=${1:-2} rows=${2:-128} python=${3:-python3}
+root=$(dirname "$0")/../..
+build=${POLYRANK_BUILD:-$root/build}
+if ((EUID == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+run=(mpirun --map-by :OVERSUBSCRIBE --bind-to none -n "$ranks" -x OMP_NUM_THREADS=1 -x OPENBLAS_NUM_THREADS=1)
+lines=$(mktemp)
+trap 'rm -f "$lines"' EXIT
+for _ in 1 2 3; do
+  "${run[@]}" "$build/bin/ddp_step" 20 "$rows" | tee -a "$lines"
+  if "$python" -c 'import torch' 2> /dev/null; then
+    "${run[@]}" "$python" "$root/tests/bench/ddp_step.py" 20 "$rows" | tee -a "$lines"
+  fi
+done
+python3 - "$lines" <<'P'
+import json, statistics, sys
+times = {}
+for line in open(sys.argv[1]):
+    entry = json.loads(line)
+    times.setdefault(entry["who"].split()[0], []).append(entry["median_ms"])
+medians = {who: statistics.median(t) for who, t in times.items()}
+ratio = round(medians["pytorch"] / medians["polyrank"], 3) if "pytorch" in medians else None
+print(json.dumps({"bench": "ddp_step", "medians_ms": medians, "ratio": ratio}))
+P
