@@ -58,8 +58,9 @@ TEST_CASE("an unknown schedule is refused with the list of known ones", "[genera
 
 TEST_CASE("layers that the stages do not divide are refused", "[shape]") {
   REQUIRE(layers_per_stage({4, 8, 2}, 32) == 4);
-  REQUIRE_THROWS_WITH(layers_per_stage({4, 8, 2}, 30),
-                      "30 layers do not divide into 4 ranks x 2 chunks = 8 stages; the next number "
-                      "that does is 32");
+  REQUIRE_THROWS_WITH(
+      layers_per_stage({4, 8, 2}, 30),
+      "30 layers do not divide into 8 stages (4 ranks with 2 each); the next number that does "
+      "is 32");
   REQUIRE_THROWS_AS(layers_per_stage({4, 8, 2}, 0), usage_error);
 }

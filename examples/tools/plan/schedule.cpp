@@ -21,6 +21,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -140,33 +141,41 @@ table lowered(const schedule_flags& flags, table t, const costs& c) {
   return flags.lower ? lower(t, c, {.lanes = lanes_of(flags)}) : std::move(t);
 }
 
+/// The shape of a schedule with the flags' numbers.
+shape shape_with(const schedule_flags& flags, schedule s, std::size_t chunks) {
+  const shape at = shape_of(s, flags.stages, flags.microbatches, chunks);
+  if (flags.has_layers) (void)layers_per_stage(at, flags.layers);
+  return at;
+}
+
 int compare(const schedule_flags& flags) {
+  std::vector<shape> shapes; // all checked before anything is printed
+  for (const schedule s : training_schedules) {
+    const bool any = traits_of(s).max_chunks == max_stages && flags.has_chunks;
+    shapes.push_back(shape_with(flags, s, any ? flags.chunks : default_chunks(s)));
+  }
   json all = json::array();
   if (!flags.common.quiet)
     std::printf("%-12s %6s %10s %9s %12s %10s\n", "schedule", "chunks", "makespan", "bubble %",
                 "span bubble", "peak");
   bool fits = false;
-  double least = 0;
-  for (const schedule s : training_schedules) {
-    const std::size_t chunks = flags.has_chunks && traits_of(s).max_chunks == max_stages
-                                   ? flags.chunks
-                                   : default_chunks(s);
-    const shape at = shape_of(s, flags.stages, flags.microbatches, chunks);
-    if (flags.has_layers) (void)layers_per_stage(at, flags.layers);
-    const costs c = costs_of(flags, at);
-    const table t = lowered(flags, generate(s, at), c);
+  double least = std::numeric_limits<double>::infinity();
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    const char* name = traits_of(training_schedules[i]).name.data();
+    const costs c = costs_of(flags, shapes[i]);
+    const table t = lowered(flags, generate(training_schedules[i], shapes[i]), c);
     const report r = simulate(t, c);
     const bool over = flags.has_memory_cap && r.peak_memory() > flags.memory_cap * (1 + 1e-9);
     fits = fits || !over;
-    least = least == 0 ? r.peak_memory() : std::min(least, r.peak_memory());
-    json row = to_json(traits_of(s).name, t, r);
+    least = std::min(least, r.peak_memory());
+    json row = to_json(name, t, r);
     if (flags.has_memory_cap) row["fits"] = !over;
     all.push_back(std::move(row));
     if (flags.common.quiet)
-      std::printf("%s %.10g\n", traits_of(s).name.data(), r.makespan);
+      std::printf("%s %.10g\n", name, r.makespan);
     else
-      std::printf("%-12s %6zu %10.10g %9.2f %12.6g %10.6g%s\n", traits_of(s).name.data(), chunks,
-                  r.makespan, 100 * r.bubble_rate(r.makespan), worst_bubble(r), r.peak_memory(),
+      std::printf("%-12s %6zu %10.10g %9.2f %12.6g %10.6g%s\n", name, shapes[i].chunks, r.makespan,
+                  100 * r.bubble_rate(r.makespan), worst_bubble(r), r.peak_memory(),
                   over ? "  over the cap" : "");
   }
   write_json(flags, {{"schedules", all}});
@@ -273,6 +282,7 @@ void add_schedule(CLI::App& app, schedule_flags& f) {
   const auto number = [&](const char* name, std::size_t& value, bool& given, const char* text) {
     sub->add_option_function<std::size_t>(
            name, [&](std::size_t n) { value = n, given = true; }, text)
+        ->check(CLI::NonNegativeNumber) // "-1" would wrap around
         ->type_name("N");
   };
   number("--stages", f.stages, f.has_stages, "Pipeline ranks p");
@@ -310,9 +320,7 @@ int run_schedule(const schedule_flags& flags) {
   if (flags.compare) return compare(flags);
   if (flags.schedule.empty()) return pick(flags);
   const schedule s = schedule_from(flags.schedule);
-  const shape at = shape_of(s, flags.stages, flags.microbatches,
-                            flags.has_chunks ? flags.chunks : default_chunks(s));
-  if (flags.has_layers) (void)layers_per_stage(at, flags.layers);
+  const shape at = shape_with(flags, s, flags.has_chunks ? flags.chunks : default_chunks(s));
   const costs c = costs_of(flags, at);
   show(flags, flags.schedule, lowered(flags, generate(s, at), c), c);
   return 0;

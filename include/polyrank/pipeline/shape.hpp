@@ -63,8 +63,8 @@ inline void check(const shape& s) {
 /// Layers of each stage when they are split evenly; usage_error where they do not divide.
 [[nodiscard]] inline std::size_t layers_per_stage(const shape& s, std::size_t layers) {
   const std::size_t n = s.stages();
-  expects(layers > 0 && layers % n == 0, layers, " layers do not divide into ", s.ranks,
-          " ranks x ", s.chunks, " chunks = ", n, " stages; the next number that does is ",
+  expects(layers > 0 && layers % n == 0, layers, " layers do not divide into ", n, " stages (",
+          s.ranks, " ranks with ", s.chunks, " each); the next number that does is ",
           (layers / n + 1) * n);
   return layers / n;
 }
