@@ -79,7 +79,7 @@ build_all() {
 sanitized() {
   local dir=$root/build-$1
   configure "$dir" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g" \
-    -DPOLYRANK_SANITIZE="$2" -DPOLYRANK_BUILD_EXAMPLES=OFF >/dev/null &&
+    -DPOLYRANK_SANITIZE="$2" -DPOLYRANK_CUDA=OFF >/dev/null &&
     cmake --build "$dir" --parallel "$jobs" --target polyrank_unit_tests &&
     run_tests "$dir" -L '^unit$' -LE "^$not_now\$"
 }
