@@ -44,6 +44,11 @@ std::variant<config, int> parse_config(int argc, char** argv) {
   app.add_option("--backend", c.backend, "auto, host or cuda; default auto")
       ->type_name("NAME")
       ->check(CLI::IsMember({"auto", "host", "cuda"}).description(""));
+  app.add_option("--precision", c.precision, "Of GPU products: fp32, bf16, fp16; default fp32")
+      ->type_name("P")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""));
+  app.add_option("--trace", c.trace, "Write a Chrome trace of GPU steps to FILE")
+      ->type_name("FILE");
   add_common_flags(app, c.common);
   if (const auto code = parse_flags(app, argc, argv)) return *code;
   if (steps_flag->count() > 0) c.steps = steps;
@@ -60,7 +65,8 @@ std::string describe(const config& c) {
   std::string text = detail::cat("epochs ", c.epochs, ", steps ", c.steps.value_or(0), ", batch ",
                                  c.batch, ", seed ", c.seed, ", hidden");
   for (const std::size_t h : c.hidden) text += detail::cat(" ", h);
-  return text + detail::cat(", deterministic ", c.deterministic, ", blocks ", c.blocks);
+  return text + detail::cat(", deterministic ", c.deterministic, ", blocks ", c.blocks,
+                            ", backend ", c.backend, ", precision ", c.precision);
 }
 
 } // namespace polyrank::examples

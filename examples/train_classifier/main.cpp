@@ -12,6 +12,7 @@
 #include "train_classifier/gemm.hpp"
 #include "train_classifier/host_ops.hpp"
 #include "train_classifier/report.hpp"
+#include "train_classifier/train_cuda.hpp"
 #include "train_classifier/trainer.hpp"
 
 #include <polyrank/core/hash.hpp>
@@ -21,6 +22,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <string>
 
 using namespace polyrank;
@@ -53,11 +55,10 @@ dataset load_everywhere(host::communicator& comm, const std::filesystem::path& w
 }
 
 void say_start(launch::world& world, const config& c, const dataset& d, const step_plan& plan,
-               std::size_t workers) {
+               std::size_t workers, const std::string& backend) {
   const mlp_shape shape{d.train.features(), c.hidden, d.train.classes};
   std::printf("train_classifier %s\n", POLYRANK_VERSION_STRING);
-  std::printf("backend  host (%s)%s\n", gemm_library().c_str(),
-              c.backend == "auto" ? ": this build has no CUDA backend" : ": as asked for");
+  std::printf("backend  %s\n", backend.c_str());
   std::printf("ranks    %d on %d host%s%s\n", world.size(), world.hosts(),
               world.hosts() == 1 ? "" : "s",
               world.launcher() ? "" : "; started without mpirun (mpirun -n N runs N ranks)");
@@ -86,9 +87,6 @@ void say_result(const training_result& r) {
 
 int body(launch::world& world, config c) {
   const bool speaks = world.rank() == 0, talks = speaks && !c.common.quiet;
-  if (c.backend == "cuda")
-    throw on_every_rank(
-        error("--backend cuda: this build has no CUDA backend; --backend host trains on the CPU"));
   for (const std::string& warning : world.warnings())
     if (!c.common.quiet)
       std::fprintf(stderr, "[%s] warning: %s\n", world.label().c_str(), warning.c_str());
@@ -97,22 +95,41 @@ int body(launch::world& world, config c) {
   const dataset data = load_everywhere(comm, c.data.empty() ? default_data_directory()
                                                             : std::filesystem::path(c.data));
   settle(c, data.where.string(), data.train.count());
+  // CUDA if it is asked for, or if all ranks can use it; else why not.
+  const std::string no_cuda = c.backend == "host" ? "as asked for" : cuda_training::refusal(world);
+  const bool on_cuda = c.backend != "host" && no_cuda.empty();
+  if (c.backend == "cuda" && !on_cuda)
+    throw on_every_rank(
+        error(detail::cat("--backend cuda: ", no_cuda, "; --backend host trains on the CPU")));
+  if (!on_cuda && (c.precision != "fp32" || !c.trace.empty()))
+    throw on_every_rank(usage_error(
+        detail::cat(c.trace.empty() ? detail::cat("--precision ", c.precision) : "--trace",
+                    " needs the CUDA backend, but this is the host backend: ", no_cuda)));
   const step_plan plan = plan_steps(c, static_cast<std::size_t>(world.size()), data.train.count());
   const std::size_t workers =
       c.workers.value_or(default_workers(static_cast<std::size_t>(launch::usable_cpus()),
                                          static_cast<std::size_t>(world.local_size())));
-  if (talks) say_start(world, c, data, plan, workers);
+  std::unique_ptr<cuda_training> gpu;
+  if (on_cuda) gpu = std::make_unique<cuda_training>(world, c);
+  if (talks)
+    say_start(world, c, data, plan, workers,
+              on_cuda
+                  ? detail::cat("cuda (", gpu->text(), ")",
+                                gpu->precision() != c.precision ? ": this card has no bf16" : "")
+                  : detail::cat("host (", gemm_library(), "): ", no_cuda));
 
   progress line({.total = plan.steps, .enabled = talks});
   host_ops ops;
+  const train_options options{.workers = workers, .line = speaks ? &line : nullptr};
   const training_result result =
-      train(comm, ops, c, data, {.workers = workers, .line = speaks ? &line : nullptr});
+      on_cuda ? gpu->run(c, data, options) : train(comm, ops, c, data, options);
   if (!speaks) return 0;
 
   line.end();
-  const run_facts facts{.backend = "host",
+  const run_facts facts{.backend = on_cuda ? "cuda" : "host",
                         .ranks = static_cast<std::size_t>(world.size()),
-                        .wire_bytes = world.engine().bytes_sent()};
+                        .wire_bytes =
+                            world.engine().bytes_sent() + (on_cuda ? gpu->wire_bytes() : 0)};
   if (talks) say_result(result);
   const auto wrote = [talks](const std::filesystem::path& path) {
     if (talks) std::printf("wrote    %s\n", path.c_str());
