@@ -8,14 +8,15 @@ for need in slurmctld slurmd sbatch munged; do
   command -v "$need" >/dev/null || { echo "skipped: no $need here (Debian package slurm-wlm)"; exit 77; }
 done
 [[ $(id -u) -eq 0 ]] || { echo "skipped: starting slurmd needs root"; exit 77; }
-if ps -C slurmctld -o stat= | grep -qv Z; then echo "skipped: a Slurm runs here already"; exit 77; fi
+if pgrep -x -r D,R,S slurmctld >/dev/null; then echo "skipped: a Slurm runs here already"; exit 77; fi
 
 folder=$(mktemp -d)
 stop() {
   for daemon in slurmd slurmctld munged; do
     if [[ -f $folder/$daemon.pid ]]; then kill "$(cat "$folder/$daemon.pid")" 2>/dev/null || true; fi
   done
-  rm -rf "$folder"
+  sleep 1
+  rm -rf "$folder" || true
 }
 trap stop EXIT
 chmod 755 "$folder"
@@ -65,7 +66,7 @@ grep -q '2 ranks agree' hello.log
 code=0
 # shellcheck disable=SC2016
 sbatch --wait --nodes=1 --ntasks-per-node=2 -o save.log "$script" \
-  bash -c 'trap "echo saved; exit 75" USR2; sleep 20 & wait' || code=$?
+  bash -c 'trap "echo saved; exit 75" USR2; sleep 8 & wait' || code=$?
 cat save.log
 [[ $code -eq 75 && $(grep -c saved save.log) -eq 2 ]]
 echo "slurm: two ranks, and SIGUSR2 handed on"
