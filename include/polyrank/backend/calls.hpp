@@ -80,9 +80,18 @@ class typed_calls {
   template <element T>
   void exchange(std::span<const transfer<T>> batch, on<Stream> where) {
     call c;
-    c.what = {.kind = op_kind::exchange,
-              .type = dtype_of<T>,
-              .peer = batch.size() == 1 ? batch[0].peer : -1};
+    c.what = {.kind = op_kind::exchange, .type = dtype_of<T>};
+    const auto way = [](const transfer<T>& t) {
+      return t.sends ? direction::send : direction::receive;
+    };
+    if (batch.size() == 1 || batch.size() == 2) { // more are not told one by one
+      c.what.peer = batch[0].peer;
+      c.what.way = way(batch[0]);
+    }
+    if (batch.size() == 2) {
+      c.what.second_peer = batch[1].peer;
+      c.what.second_way = way(batch[1]);
+    }
     c.transfers.reserve(batch.size());
     for (const transfer<T>& t : batch) {
       expects(t.peer >= 0 && t.peer < self().size(), "exchange: peer ", t.peer,

@@ -29,15 +29,21 @@ enum class op_kind : std::uint8_t {
   return names[static_cast<std::size_t>(kind)];
 }
 
+/// Which way a transfer of an exchange goes.
+enum class direction : std::uint8_t { none, send, receive };
+
 /// What a communicator was asked to do.
 struct operation {
   op_kind kind{};
   dtype type{};
   reduce_op op{};
-  int peer = -1;         ///< root of a broadcast, peer of a lone transfer, else -1
+  int peer = -1;         ///< root of a broadcast, peer of an exchange's first transfer, else -1
   std::size_t count = 0; ///< elements
   std::string_view tag{};
   call_site site{};
+  direction way{};        ///< of the transfer with `peer`; none: no exchange, or over two transfers
+  int second_peer = -1;   ///< of an exchange of two transfers
+  direction second_way{}; ///< of that transfer
 
   /// What must be equal on all ranks: kind, type, op and count (not tag, not call site).
   [[nodiscard]] constexpr std::uint64_t signature() const noexcept {

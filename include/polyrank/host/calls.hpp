@@ -8,6 +8,7 @@
 #include <polyrank/host/stream.hpp>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -28,6 +29,11 @@ class calls : public polyrank::detail::typed_calls<calls<Derived>, stream> {
     history_.id = id;
   }
 
+  /// Tells the recorder who belongs together: the ranks of the world in this communicator's order.
+  void announce(std::span<const int> members, int rank) {
+    if (recorder_ != nullptr) recorder_->attach(history_.id, members, rank);
+  }
+
   [[nodiscard]] std::uint32_t id() const noexcept { return history_.id; }
   [[nodiscard]] hang::flight_recorder* recorder() const noexcept { return recorder_; }
 
@@ -46,8 +52,8 @@ class calls : public polyrank::detail::typed_calls<calls<Derived>, stream> {
     if (recorder_ != nullptr)
       ticket = recorder_->enter(history_, c.what);
     else
-      ++history_.issued;
-    c.name = polyrank::detail::cat(name_of(c.what.kind), " #", history_.issued);
+      history_.extend(c.what);
+    c.name = polyrank::detail::cat(name_of(c.what.kind), " #", history_.number(c.what.kind));
     if (!where.tag.empty()) c.name += polyrank::detail::cat(" \"", where.tag, '"');
     c.what.tag = {};
     // One communicator, one order: an operation on another stream starts after its predecessor.

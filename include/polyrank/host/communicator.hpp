@@ -102,11 +102,13 @@ class communicator : public detail::calls<communicator> {
 
   /// The ranks `members` of `engine` under `context`, a number that no other communicator of these
   /// ranks has. Use launch::world::communicator() or split().
-  communicator(progress_engine& engine, std::vector<int> members, std::uint32_t context,
+  communicator(progress_engine& engine, const std::vector<int>& members, std::uint32_t context,
                hang::flight_recorder* recorder, tuning t = {})
       : calls(context, recorder), engine_(&engine),
         link_(std::make_shared<const link>(engine.make_link(members, context, 0))),
-        control_(engine, std::move(members), context), tuning_(t) {}
+        control_(engine, members, context), tuning_(t) {
+    announce(members, link_->rank());
+  }
 
   [[nodiscard]] int rank() const noexcept { return link_->rank(); }
   [[nodiscard]] int size() const noexcept { return link_->size(); }
@@ -144,7 +146,7 @@ class communicator : public detail::calls<communicator> {
     });
     std::vector<int> members;
     for (const entry& e : all) members.push_back(e.member);
-    return {*engine_, std::move(members), context, recorder(), tuning_};
+    return {*engine_, members, context, recorder(), tuning_};
   }
 
   /// Ends the waiting of all ranks of the world with aborted_error{cause}.
