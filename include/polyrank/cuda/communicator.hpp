@@ -20,6 +20,7 @@
 #include <polyrank/cuda/backend.hpp>
 #include <polyrank/cuda/select.hpp>
 #include <polyrank/cuda/session.hpp>
+#include <polyrank/cuda/timeline.hpp>
 #include <polyrank/hang/flight_recorder.hpp>
 
 #include <chrono>
@@ -80,6 +81,11 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
   [[nodiscard]] int device() const noexcept { return device_; }
   [[nodiscard]] cuda::control& control() noexcept { return line_; }
   [[nodiscard]] ncclComm_t native() const noexcept { return session_.native(); }
+  /// Bytes that this rank has handed to its peers so far, if NCCL moves the least it can (it does
+  /// not tell).
+  [[nodiscard]] std::uint64_t bytes_sent() const noexcept { return bytes_sent_; }
+  /// From now on every operation is a span of `line` (null: no more), which must outlive it.
+  void trace(timeline* line) noexcept { trace_ = line; }
   /// What a person should know of the NCCL in use.
   [[nodiscard]] const std::vector<std::string>& warnings() const noexcept { return warnings_; }
 
@@ -223,8 +229,36 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
       ticket = recorder_->enter(history_, c.what);
       recorder_->start(ticket);
     }
-    if (c.what.count > 0) perform(c, where.stream.native());
+    if (c.what.count > 0) {
+      const timeline::scope span(trace_, where.stream,
+                                 where.tag.empty() ? name_of(c.what.kind) : where.tag);
+      perform(c, where.stream.native());
+      bytes_sent_ += sent_by(c);
+    }
     if (grouped_ == nullptr) note(where.stream, ticket);
+  }
+
+  /// Bytes that a rank must send for `c`.
+  [[nodiscard]] std::uint64_t sent_by(const polyrank::detail::call& c) const {
+    const std::uint64_t bytes = c.what.count * size_of(c.what.type);
+    const auto n = static_cast<std::uint64_t>(size());
+    std::uint64_t sum = 0;
+    switch (c.what.kind) {
+    case op_kind::all_reduce:
+      return 2 * bytes * (n - 1) / n;
+    case op_kind::broadcast: // round a ring: all but the last one pass it on
+      return n > 1 && rank() != (c.what.peer + static_cast<int>(n) - 1) % static_cast<int>(n)
+                 ? bytes
+                 : 0;
+    case op_kind::reduce_scatter: // here `bytes` is a chunk
+    case op_kind::all_gather:
+    case op_kind::all_to_all:
+      return bytes * (n - 1);
+    case op_kind::exchange:
+      for (const auto& t : c.transfers)
+        if (t.sends && t.peer != rank()) sum += t.count;
+    }
+    return sum;
   }
 
   void perform(const polyrank::detail::call& c, cudaStream_t s) {
@@ -288,12 +322,13 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
   int device_;
   hang::flight_recorder* recorder_;
   options options_;
-  std::uint64_t id_, splits_ = 0;
+  std::uint64_t id_, splits_ = 0, bytes_sent_ = 0;
   hang::comm_history history_;
   std::vector<std::string> warnings_;
   const event* last_ = nullptr; // of the session
   cudaStream_t last_stream_ = nullptr;
   stream* grouped_ = nullptr;
+  timeline* trace_ = nullptr;
 };
 
 /// The communicator of all ranks of `world` (launch::world): each rank on the GPU of its local

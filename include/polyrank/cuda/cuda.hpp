@@ -9,3 +9,4 @@
 #include <polyrank/cuda/norm.hpp>
 #include <polyrank/cuda/nvtx.hpp>
 #include <polyrank/cuda/optimizer.hpp>
+#include <polyrank/cuda/timeline.hpp>

@@ -72,18 +72,6 @@ struct norm_share {
     for (unsigned j = 0; j < turns; ++j)
       x[j] = load_pack<T, width>(block + (threadIdx.x + j * threads_per_block) * width);
   }
-  /// A block that spans tensors, is cut off, or is not aligned.
-  __device__ void gather(const norm_source<T>& from, std::size_t block) {
-    std::uint32_t at = from.first[block];
-    for (unsigned j = 0; j < turns; ++j)
-      for (unsigned c = 0; c < width; ++c) {
-        const std::size_t place =
-            block * norm_block + (threadIdx.x + j * threads_per_block) * width + c;
-        while (from.parts[at].data != nullptr && place >= from.parts[at + 1].begin) ++at;
-        const norm_part<T> p = from.parts[at];
-        x[j].at[c] = p.data != nullptr ? p.data[place - p.begin] : T{};
-      }
-  }
   __device__ __forceinline__ float squares() const {
     float sum = 0;
 #pragma unroll
@@ -97,27 +85,40 @@ struct norm_share {
   }
 };
 
+/// The same sum for a block that spans tensors, is cut off, or is not aligned.
 template <class T>
-POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
+__device__ __noinline__ float gathered_squares(norm_source<T> from, std::size_t block) {
+  using share = norm_share<T>;
+  std::uint32_t at = from.first[block];
+  float sum = 0;
+  for (unsigned j = 0; j < share::turns; ++j)
+    for (unsigned c = 0; c < share::width; ++c) {
+      const std::size_t place =
+          block * norm_block + (threadIdx.x + j * threads_per_block) * share::width + c;
+      while (from.parts[at].data != nullptr && place >= from.parts[at + 1].begin) ++at;
+      const norm_part<T> p = from.parts[at];
+      const float v = p.data != nullptr ? to_float(p.data[place - p.begin]) : 0.0f;
+      sum = __fmaf_rn(v, v, sum);
+    }
+  return sum;
+}
+
+inline constexpr unsigned norm_resident = 5; // blocks of threads on a multiprocessor
+
+template <class T>
+POLYRANK_KERNEL void __launch_bounds__(threads_per_block, norm_resident)
     norm(norm_source<T> from, norm_tree tree, norm_options o, norm_result* result) {
   constexpr unsigned warps = threads_per_block / 32;
   __shared__ float sums[2][warps]; // in turn, so that one barrier a block is enough
   norm_share<T> share;
-  const auto fetch = [&](std::size_t block, const T* whole) {
-    if (whole != nullptr)
-      share.load(whole);
-    else
-      share.gather(from, block);
-  };
   std::size_t block = blockIdx.x, next = block + gridDim.x;
-  fetch(block, from.whole[block]);
-  const T* whole = next < tree.blocks ? from.whole[next] : nullptr;
+  const T *here = from.whole[block], *there = next < tree.blocks ? from.whole[next] : nullptr;
+  if (here != nullptr) share.load(here);
   for (unsigned turn = 0; block < tree.blocks; turn ^= 1) {
-    float sum = share.squares();
-    if (next < tree.blocks) {
-      fetch(next, whole);
-      if (next + gridDim.x < tree.blocks) whole = from.whole[next + gridDim.x];
-    }
+    float sum = here != nullptr ? share.squares() : gathered_squares(from, block);
+    here = there;
+    if (here != nullptr) share.load(here);
+    there = next + gridDim.x < tree.blocks ? from.whole[next + gridDim.x] : nullptr;
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) sums[turn][threadIdx.x / 32] = sum;
     __syncthreads();
@@ -149,8 +150,7 @@ void launch_norm(norm_source<T> from, norm_tree tree, norm_options o, norm_resul
     int processors = 0;
     check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, current_device()),
           "cudaDeviceGetAttribute");
-    constexpr std::size_t resident = 2048 / threads_per_block; // blocks on a multiprocessor
-    const std::size_t grid = static_cast<std::size_t>(processors) * resident;
+    const std::size_t grid = static_cast<std::size_t>(processors) * norm_resident;
     norm<T><<<static_cast<unsigned>(tree.blocks < grid ? tree.blocks : grid), threads_per_block, 0,
               s>>>(from, tree, o, result);
   }

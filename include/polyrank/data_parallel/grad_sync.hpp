@@ -320,13 +320,16 @@ class grad_sync {
                                detail::cat("grad_sync: gradient of parameter '", p.name, "'"));
       }
     }
+    // In deterministic mode the number of blocks, which is the same for any number of ranks: a
+    // gradient's alignment, on which the bits of a matrix product may depend, then is too.
+    const std::size_t ranks =
+        static_cast<std::size_t>(comm_->size()) * std::max<std::size_t>(blocks_, 1);
     // Large enough to hide latency, small enough that most of backward is left to overlap with.
     const std::size_t least = std::size_t{1} << 20;
     const std::size_t bucket_bytes =
         o.bucket_bytes != 0
             ? o.bucket_bytes
-            : std::clamp(o.cost.bucket_bytes(static_cast<std::size_t>(comm_->size())), least,
-                         std::max(least, total / 8));
+            : std::clamp(o.cost.bucket_bytes(ranks), least, std::max(least, total / 8));
     layout_ = polyrank::layout::make(
         counts, sizeof(G),
         {.bucket_bytes = bucket_bytes, .tail_bytes = o.tail_bytes, .order = o.order});
