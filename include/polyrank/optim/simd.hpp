@@ -1,0 +1,201 @@
+// Vector registers picked at run time: one portable binary uses AVX-512 or AVX2 where the CPU has
+// them, and SSE2 or NEON, the compilation target's own, elsewhere.
+//
+//     simd_level level = best_simd();                    // asks the CPU
+//     for (simd_level l : all_simd_levels)               // a test walks all of them
+//       if (!simd_supported(l)) say("skipped: ", name_of(l));
+//
+// Each level has a type of several floats with the operations of core/ieee.hpp: each lane computes
+// the bits that a float would. They are for functions marked with the level's target and `flatten`,
+// which inlines everything that the function calls; see update_mixed.hpp. The lanes live in a plain
+// array, so that passing them by value means the same with and without the target.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <polyrank/core/dtype.hpp>
+#include <polyrank/optim/pack.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+#if defined(__x86_64__) && !defined(__CUDACC__)
+#define POLYRANK_SIMD_X86 1
+#include <immintrin.h>
+#endif
+
+namespace polyrank {
+
+/// Slowest first.
+enum class simd_level : std::uint8_t { scalar, baseline, avx2, avx512 };
+
+inline constexpr std::array<simd_level, 4> all_simd_levels{simd_level::scalar, simd_level::baseline,
+                                                           simd_level::avx2, simd_level::avx512};
+
+[[nodiscard]] constexpr std::string_view name_of(simd_level level) noexcept {
+  switch (level) {
+  case simd_level::scalar:
+    return "scalar";
+  case simd_level::avx2:
+    return "avx2";
+  case simd_level::avx512:
+    return "avx512";
+  case simd_level::baseline:
+    break;
+  }
+#if defined(__aarch64__)
+  return "neon";
+#elif defined(__AVX512F__)
+  return "baseline (avx512)";
+#elif defined(__AVX__)
+  return "baseline (avx)";
+#elif defined(__SSE2__)
+  return "sse2";
+#else
+  return "baseline";
+#endif
+}
+
+/// Whether this CPU, and this compilation, can run the level.
+[[nodiscard]] inline bool simd_supported(simd_level level) noexcept {
+#if defined(POLYRANK_SIMD_X86)
+  if (level == simd_level::avx512) return __builtin_cpu_supports("avx512f") != 0;
+  if (level == simd_level::avx2)
+    return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
+  return true;
+#else
+  return level == simd_level::scalar || level == simd_level::baseline;
+#endif
+}
+
+[[nodiscard]] inline simd_level best_simd() noexcept {
+  for (std::size_t i = all_simd_levels.size(); i-- > 0;)
+    if (simd_supported(all_simd_levels[i])) return all_simd_levels[i];
+  return simd_level::scalar;
+}
+
+#if defined(POLYRANK_SIMD_X86)
+
+#define POLYRANK_AVX512 __attribute__((target("avx512f"))) inline
+namespace ieee::avx512 {
+
+/// Sixteen floats.
+struct lanes {
+  static constexpr std::size_t width = 16;
+  float at[width];
+};
+
+POLYRANK_AVX512 __m512 get(const lanes& a) noexcept { return _mm512_loadu_ps(a.at); }
+/// The barrier keeps a multiplication and an addition from being fused; see core/ieee.hpp.
+POLYRANK_AVX512 lanes put(__m512 x) noexcept {
+  __asm__("" : "+v"(x));
+  lanes out;
+  _mm512_storeu_ps(out.at, x);
+  return out;
+}
+POLYRANK_AVX512 lanes spread(float a) noexcept { return put(_mm512_set1_ps(a)); }
+POLYRANK_AVX512 lanes mul(const lanes& a, const lanes& b) noexcept { return put(get(a) * get(b)); }
+POLYRANK_AVX512 lanes add(const lanes& a, const lanes& b) noexcept { return put(get(a) + get(b)); }
+POLYRANK_AVX512 lanes sub(const lanes& a, const lanes& b) noexcept { return put(get(a) - get(b)); }
+POLYRANK_AVX512 lanes div(const lanes& a, const lanes& b) noexcept { return put(get(a) / get(b)); }
+POLYRANK_AVX512 lanes mul(float a, const lanes& b) noexcept { return mul(spread(a), b); }
+POLYRANK_AVX512 lanes add(const lanes& a, float b) noexcept { return add(a, spread(b)); }
+POLYRANK_AVX512 lanes root(const lanes& a) noexcept {
+  // Masked forms, here and below: the plain ones trip -Wmaybe-uninitialized in g++ 12's header.
+  return put(_mm512_maskz_sqrt_ps(0xffff, get(a)));
+}
+
+POLYRANK_AVX512 lanes load(const float* from) noexcept { return put(_mm512_loadu_ps(from)); }
+POLYRANK_AVX512 void store(const lanes& a, float* to) noexcept { _mm512_storeu_ps(to, get(a)); }
+
+POLYRANK_AVX512 __m256i load_words(const void* from) noexcept {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+}
+POLYRANK_AVX512 lanes load(const bf16* from) noexcept {
+  const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, load_words(from));
+  return put(_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, wide, 16)));
+}
+POLYRANK_AVX512 lanes load(const fp16* from) noexcept {
+  return put(_mm512_maskz_cvtph_ps(0xffff, load_words(from)));
+}
+/// As bf16(float): to nearest, ties to even; NaN stays NaN.
+POLYRANK_AVX512 void store(const lanes& a, bf16* to) noexcept {
+  const __m512i u = _mm512_castps_si512(get(a));
+  const __m512i high = _mm512_maskz_srli_epi32(0xffff, u, 16);
+  const __m512i odd = _mm512_maskz_and_epi32(0xffff, high, _mm512_set1_epi32(1));
+  const __m512i raised = _mm512_maskz_add_epi32(
+      0xffff, u, _mm512_maskz_add_epi32(0xffff, odd, _mm512_set1_epi32(0x7fff)));
+  __m512i out = _mm512_maskz_srli_epi32(0xffff, raised, 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(get(a), get(a), _CMP_UNORD_Q);
+  out = _mm512_mask_or_epi32(out, nan, high, _mm512_set1_epi32(0x40));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi32_epi16(0xffff, out));
+}
+POLYRANK_AVX512 void store(const lanes& a, fp16* to) noexcept {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm512_maskz_cvtps_ph(0xffff, get(a), _MM_FROUND_TO_NEAREST_INT));
+}
+
+} // namespace ieee::avx512
+#undef POLYRANK_AVX512
+
+#define POLYRANK_AVX2 __attribute__((target("avx2,f16c"))) inline
+namespace ieee::avx2 {
+
+/// Eight floats.
+struct lanes {
+  static constexpr std::size_t width = 8;
+  float at[width];
+};
+
+POLYRANK_AVX2 __m256 get(const lanes& a) noexcept { return _mm256_loadu_ps(a.at); }
+POLYRANK_AVX2 lanes put(__m256 x) noexcept {
+  __asm__("" : "+x"(x));
+  lanes out;
+  _mm256_storeu_ps(out.at, x);
+  return out;
+}
+POLYRANK_AVX2 lanes spread(float a) noexcept { return put(_mm256_set1_ps(a)); }
+POLYRANK_AVX2 lanes mul(const lanes& a, const lanes& b) noexcept { return put(get(a) * get(b)); }
+POLYRANK_AVX2 lanes add(const lanes& a, const lanes& b) noexcept { return put(get(a) + get(b)); }
+POLYRANK_AVX2 lanes sub(const lanes& a, const lanes& b) noexcept { return put(get(a) - get(b)); }
+POLYRANK_AVX2 lanes div(const lanes& a, const lanes& b) noexcept { return put(get(a) / get(b)); }
+POLYRANK_AVX2 lanes mul(float a, const lanes& b) noexcept { return mul(spread(a), b); }
+POLYRANK_AVX2 lanes add(const lanes& a, float b) noexcept { return add(a, spread(b)); }
+POLYRANK_AVX2 lanes root(const lanes& a) noexcept { return put(_mm256_sqrt_ps(get(a))); }
+
+POLYRANK_AVX2 lanes load(const float* from) noexcept { return put(_mm256_loadu_ps(from)); }
+POLYRANK_AVX2 void store(const lanes& a, float* to) noexcept { _mm256_storeu_ps(to, get(a)); }
+
+POLYRANK_AVX2 __m128i load_words(const void* from) noexcept {
+  return _mm_loadu_si128(static_cast<const __m128i*>(from));
+}
+POLYRANK_AVX2 lanes load(const bf16* from) noexcept {
+  return put(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_words(from)), 16)));
+}
+POLYRANK_AVX2 lanes load(const fp16* from) noexcept {
+  return put(_mm256_cvtph_ps(load_words(from)));
+}
+POLYRANK_AVX2 void store(const lanes& a, bf16* to) noexcept {
+  const __m256i u = _mm256_castps_si256(get(a)), high = _mm256_srli_epi32(u, 16);
+  const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+  const __m256i rounded =
+      _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(get(a), get(a), _CMP_UNORD_Q));
+  const __m256i out = _mm256_blendv_epi8(rounded, quiet, nan);
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(out, out), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(words));
+}
+POLYRANK_AVX2 void store(const lanes& a, fp16* to) noexcept {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                   _mm256_cvtps_ph(get(a), _MM_FROUND_TO_NEAREST_INT));
+}
+
+} // namespace ieee::avx2
+#undef POLYRANK_AVX2
+
+#endif
+
+} // namespace polyrank
