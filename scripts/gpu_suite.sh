@@ -9,7 +9,10 @@
 #   --data DIR   the photos for train_classifier (default: where the package puts them)
 #   --build DIR  build folder (default: build-gpu)
 #   --jobs N     parallel jobs (default: processors)
+#
+# GPU_SUITE_KEEP=DIR keeps the JSON files of the runs.
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2317  # functions are called through step
 set -uo pipefail
 
 me='gpu_suite'
@@ -59,11 +62,10 @@ same_digest() {
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
-configure "$build" -DPOLYRANK_CUDA=ON -DPOLYRANK_BUILD_BENCHMARKS=ON \
-  -DPOLYRANK_BUILD_EXAMPLES=OFF >"$logs/configure" ||
+configure "$build" -DPOLYRANK_CUDA=ON -DPOLYRANK_BUILD_BENCHMARKS=ON >"$logs/configure" ||
   { tail -20 "$logs/configure"; die "configure failed"; }
 grep 'cuda ' "$logs/configure"
-step build cmake --build "$build" --parallel "$jobs" --target polyrank_gpu_programs
+step build cmake --build "$build" --parallel "$jobs" --target polyrank_gpu_programs train_classifier
 [[ $failed -eq 0 ]] || exit 1
 
 step "one device" "$build/tests/cuda.device"
@@ -76,6 +78,46 @@ for how in throw die; do
     "$build/tests/cuda.failing_rank" "$how"
 done
 
+# The classifier: one digest for every N; accuracy beside the host's; a trace.
+train=("$build/bin/train_classifier" --quiet)
+[[ -z $data ]] || train+=(--data "$data")
+for n in 1 2 4; do
+  step "train_classifier, digest, $n ranks" bash -c 'set -o pipefail; out=$1; shift; "$@" | tee "$out"' train \
+    "$logs/digest$n" "$root/scripts/gpu_ranks.sh" "$n" "${train[@]}" --backend cuda --deterministic \
+    --digest --steps 60
+done
+step "digest of training, N = 1, 2, 4" same_digest training "$logs"/digest{1,2,4}
+for p in fp32 bf16 fp16; do
+  step "train_classifier, $p" "$root/scripts/gpu_ranks.sh" 1 "${train[@]}" --backend cuda \
+    --precision "$p" --workers 6 --json "$logs/$p.json"
+done
+step "train_classifier, host, 4 ranks" mpirun "${mpirun_flags[@]}" -n 4 "${train[@]}" --backend host \
+  --json "$logs/host.json"
+step "a trace of 2 ranks" "$root/scripts/gpu_ranks.sh" 2 "${train[@]}" --backend cuda --steps 30 \
+  --trace "$logs/trace.json"
+step "the trace is JSON" python3 -c '
+import json, sys
+events = json.load(open(sys.argv[1]))["traceEvents"]
+spans = [e for e in events if e["ph"] == "X"]
+names = {e["name"] for e in spans}
+assert {e["pid"] for e in spans} == {0, 1} and {"linear", "update", "bucket 0"} <= names, names
+print(len(spans), "spans:", *sorted(names), sep="\n  ")' "$logs/trace.json"
+within() {  # accuracy of the GPU within half a point of the host's
+  python3 - "$logs" <<'END'
+import json, sys
+runs = {n: json.load(open(f"{sys.argv[1]}/{n}.json")) for n in ("host", "fp32", "bf16", "fp16")}
+bad = 0
+for name, r in runs.items():
+    off = r["final"]["val_accuracy"] - runs["host"]["final"]["val_accuracy"]
+    bad += abs(off) > 0.005
+    print(json.dumps({"run": name, "val_accuracy": r["final"]["val_accuracy"], "loss": r["final"]["loss"],
+                      "off": round(off, 4), "samples_per_second": round(r["samples_per_second"])}))
+sys.exit(bad > 0)
+END
+}
+step "accuracy within 0.5 points" within
+[[ -z ${GPU_SUITE_KEEP:-} ]] || cp "$logs"/*.json "$GPU_SUITE_KEEP"
+
 if [[ $quick == no ]]; then
   if command -v compute-sanitizer >/dev/null; then
     step memcheck compute-sanitizer --tool memcheck --error-exitcode 1 \
@@ -85,6 +127,7 @@ if [[ $quick == no ]]; then
   step "bench: grad_sync, 1 rank" "$root/scripts/gpu_ranks.sh" 1 "$build/bin/cuda_sync_bench"
   if python3 -c 'import torch' 2>/dev/null; then
     step "bench: PyTorch kernels" python3 "$root/tests/bench/cuda_peers.py" kernels
+    step "bench: PyTorch, the same network" python3 "$root/tests/bench/cuda_peers.py" mlp
   fi
 fi
 

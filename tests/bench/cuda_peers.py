@@ -3,6 +3,7 @@
 
 usage: cuda_peers.py kernels [REPETITIONS]     fused AdamW and get_total_norm, 1 and 148 tensors
        cuda_peers.py ddp [REPETITIONS]         DDP over NCCL with 148 tensors; under mpirun
+       cuda_peers.py mlp [EPOCHS]              the classifier's network, fp32 and bf16, eager and compiled
 """
 # SPDX-License-Identifier: Apache-2.0
 import json
@@ -97,6 +98,50 @@ def ddp(repetitions):
     torch.distributed.destroy_process_group()
 
 
+def mlp(epochs):
+    """Samples a second of 784-256-128-10 at batch 512; batches are gathered in pinned host memory."""
+    count, batch = 55000, 512
+    data = torch.rand(count, 784)
+    labels = torch.randint(0, 10, (count,))
+    x = torch.empty(batch, 784).pin_memory()
+    y = torch.empty(batch, dtype=torch.int64).pin_memory()
+    for half in (False, True):
+        for compiled in (False, True):
+            act = lambda: torch.nn.GELU(approximate="tanh")
+            model = torch.nn.Sequential(torch.nn.Linear(784, 256), act(), torch.nn.Linear(256, 128),
+                                        act(), torch.nn.Linear(128, 10)).cuda()
+            step = torch.compile(model) if compiled else model
+            optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, fused=True)
+            copied = torch.cuda.Event()
+
+            def epoch():
+                order = torch.randperm(count)
+                for at in range(0, count - batch + 1, batch):
+                    rows = order[at:at + batch]
+                    copied.synchronize()
+                    torch.index_select(data, 0, rows, out=x)
+                    torch.index_select(labels, 0, rows, out=y)
+                    dx, dy = x.cuda(non_blocking=True), y.cuda(non_blocking=True)
+                    copied.record()
+                    with torch.autocast("cuda", torch.bfloat16, enabled=half):
+                        loss = torch.nn.functional.cross_entropy(step(dx), dy)
+                    optimizer.zero_grad(set_to_none=True)
+                    loss.backward()
+                    optimizer.step()
+                torch.cuda.synchronize()
+
+            epoch()
+            times = []
+            for _ in range(epochs):
+                start = time.perf_counter()
+                epoch()
+                times.append(time.perf_counter() - start)
+            rate = count // batch * batch / statistics.median(times)
+            print(json.dumps({"bench": f"torch mlp, {'bf16' if half else 'fp32'}, "
+                                       f"{'compiled' if compiled else 'eager'}",
+                              "samples_per_second": round(rate)}))
+
+
 if __name__ == "__main__":
     what = sys.argv[1] if len(sys.argv) > 1 else ""
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 21
@@ -104,6 +149,8 @@ if __name__ == "__main__":
         kernels(count)
     elif what == "ddp":
         ddp(count)
+    elif what == "mlp":
+        mlp(3 if len(sys.argv) < 3 else count)
     else:
         print(__doc__.strip(), file=sys.stderr)
         sys.exit(2)
