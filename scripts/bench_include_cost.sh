@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # usage: scripts/bench_include_cost.sh [--all] [--repeat N]
 #
-# What it costs to include polyrank: the time to compile a file with the umbrella header, against a
-# file with just the std and MPI headers that it includes. Median of interleaved repetitions; the
-# last line is JSON. Target: ratio <= 1.3. CXX chooses the compiler (default g++), CXXFLAGS the
+# What it costs to include polyrank: processor time to compile a file with the umbrella header,
+# against a file with just the std and MPI headers that it includes. Median of interleaved
+# repetitions; the last line is JSON. Target: ratio <= 1.3. CXX chooses the compiler (default g++), CXXFLAGS the
 # flags (default -O2).
 #
 #   --all       one line more for every header
@@ -34,6 +34,7 @@ trap 'rm -rf "$work"' EXIT
 read -ra flags <<<"${CXXFLAGS:--O2} -std=c++20 -I$root/include $(mpicxx -showme:compile 2>/dev/null || true)"
 compiler=${CXX:-g++}
 export LC_ALL=C
+TIMEFORMAT='%U %S'
 
 # The std and system headers that the umbrella reaches through our own headers, and through no other.
 foreign_headers() {
@@ -57,14 +58,14 @@ fi
 
 for ((i = 0; i < repeat; ++i)); do
   for name in "${names[@]}"; do
-    start=$EPOCHREALTIME
-    "$compiler" "${flags[@]}" -c "$work/$name.cpp" -o "$work/out.o"
-    echo "$name $start $EPOCHREALTIME" >>"$work/times"
+    { time "$compiler" "${flags[@]}" -c "$work/$name.cpp" -o "$work/out.o"; } 2>"$work/time" ||
+      { cat "$work/time" >&2; die "$name does not compile"; }
+    echo "$name $(tail -n 1 "$work/time")" >>"$work/times"
   done
 done
 
 median() {
-  awk -v n="$1" '$1 == n { print $3 - $2 }' "$work/times" | sort -n |
+  awk -v n="$1" '$1 == n { print $2 + $3 }' "$work/times" | sort -n |
     awk '{ t[NR] = $1 } END { print NR % 2 ? t[(NR + 1) / 2] : (t[NR / 2] + t[NR / 2 + 1]) / 2 }'
 }
 base=$(median base)
