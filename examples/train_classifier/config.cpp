@@ -13,7 +13,7 @@ std::variant<config, int> parse_config(int argc, char** argv) {
                "train_classifier");
   std::size_t steps = 0, workers = 0;
   app.add_option("--data", c.data, "Fashion-MNIST (IDX) or digits.csv.gz")->type_name("DIR");
-  app.add_option("--out", c.out, "Write learning curve and predictions to DIR")->type_name("DIR");
+  app.add_option("--out", c.out, "Write curves, predictions, metrics to DIR")->type_name("DIR");
   app.add_option("--epochs", c.epochs, "Passes over the data; default 10")
       ->type_name("E")
       ->check(positive_number());

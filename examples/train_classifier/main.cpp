@@ -140,6 +140,8 @@ int body(launch::world& world, config c) {
     wrote(out / "learning_curve.svg");
     write_file(out / "predictions.svg", contact_sheet(result.test, data));
     wrote(out / "predictions.svg");
+    write_file(out / "metrics.csv", metrics_csv(result, c));
+    wrote(out / "metrics.csv");
   }
   if (!c.checkpoint.empty())
     wrote(save({.step = plan.steps,

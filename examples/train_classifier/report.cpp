@@ -61,6 +61,22 @@ std::string result_json(const training_result& r, const config& c, const dataset
   return j.dump(1) + "\n";
 }
 
+std::string metrics_csv(const training_result& r, const config& c) {
+  std::string text = "step,epoch,loss,learning_rate,val_accuracy\n";
+  const warmup_cosine schedule{.warmup = r.plan.warmup, .total = r.plan.horizon};
+  std::size_t measured = 0;
+  for (std::size_t i = 0; i < r.losses.size(); ++i) {
+    text += detail::cat(i + 1, ",",
+                        static_cast<double>(i + 1) / static_cast<double>(r.plan.steps_per_epoch),
+                        ",", r.losses[i], ",", c.learning_rate * schedule(i), ",");
+    if (measured < r.validation.size() &&
+        r.validation[measured].first == static_cast<double>(i + 1))
+      text += detail::cat(r.validation[measured++].second);
+    text += '\n';
+  }
+  return text;
+}
+
 std::string learning_curve(const training_result& r, const dataset& d) {
   const double per_epoch = static_cast<double>(r.plan.steps_per_epoch);
   series loss{.name = "loss per step", .colour = "#9db7d5", .points = {}, .width = 1};

@@ -24,6 +24,10 @@ struct run_facts {
 [[nodiscard]] std::string result_json(const training_result& r, const config& c, const dataset& d,
                                       const run_facts& facts);
 
+/// One line a step: step, epoch, loss, learning rate, and the validation accuracy where it was
+/// measured.
+[[nodiscard]] std::string metrics_csv(const training_result& r, const config& c);
+
 /// Loss by step, accuracy by epoch.
 [[nodiscard]] std::string learning_curve(const training_result& r, const dataset& d);
 

@@ -66,10 +66,12 @@ check "ranks with different data" differ
 
 # A whole run leaves its files.
 "$program" --data "$data" --out "$dir/out" --checkpoint "$dir/ckpt" --json "$dir/r.json" >"$dir/log"
-for file in out/learning_curve.svg out/predictions.svg ckpt/state.prk r.json; do
+for file in out/learning_curve.svg out/predictions.svg out/metrics.csv ckpt/state.prk r.json; do
   check "$file is there" test -s "$dir/$file"
   check "$file is announced" grep -q "^wrote    $dir/$file$" "$dir/log"
 done
+check "a metrics line for each of 190 steps" test "$(wc -l <"$dir/out/metrics.csv")" -eq 191
+check "10 looks at the validation pictures" test "$(grep -c '[0-9]$' "$dir/out/metrics.csv")" -eq 10
 check "no temporary file is left" test -z "$(find "$dir" -name '*.tmp*')"
 accuracy=$(sed -n 's/.*"val_accuracy": \([0-9.]*\).*/\1/p' "$dir/r.json")
 check "it learns the digits ($accuracy)" awk "BEGIN { exit !($accuracy >= 0.885) }"
