@@ -1,12 +1,13 @@
 // The norm kernel, for nvcc. See norm.hpp.
 //
-// One launch reads the gradients once. Thread t of a block takes elements 4 (t + 256 j) + 0 ... 3
-// for j = 0 ... 3. Whichever block arrives last at a fold of 64 sums adds them, in one order; so
-// the result does not depend on who that is.
+// Two launches: blocks of 4096 elements to sums, sums to the result. In the first, thread t takes
+// elements 4 (t + 256 j) + 0 ... 3 for j = 0 ... 3 of each block. In the second, a warp folds 64
+// sums; whoever arrives last folds what the others have left, in one order, so the result does not
+// depend on who that is. (Folding in the first launch would save the second, but its fences would
+// wait for the loads of the next block.)
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <polyrank/cuda/device.hpp>
 #include <polyrank/cuda/lanes.cuh>
 #include <polyrank/cuda/norm.hpp>
 
@@ -30,35 +31,12 @@ __device__ __forceinline__ void conclude(double squares, norm_options o, norm_re
   *result = r;
 }
 
-/// Warp 0 of the block that has just written sum `index` of the lowest level: adds up every fold
-/// that is complete now.
-template <class Tree>
-__device__ __forceinline__ void climb(Tree tree, std::size_t index, norm_options o,
-                                      norm_result* result) {
-  double* level = tree.sums;
-  std::uint32_t* arrived = tree.arrived;
-  std::size_t count = tree.blocks;
-  while (count > 1) {
-    const std::size_t group = index / norm_fan, begin = group * norm_fan;
-    const auto members = static_cast<unsigned>(count - begin < norm_fan ? count - begin : norm_fan);
-    unsigned before = 0;
-    if (threadIdx.x == 0) {
-      __threadfence();                                  // our sum is visible before we are counted
-      before = atomicInc(arrived + group, members - 1); // the last one sets it back to zero
-    }
-    if (__shfl_sync(~0u, before, 0) != members - 1) return;
-    __threadfence();
-    const unsigned a = threadIdx.x, b = a + 32;
-    const double x = a < members ? __ldcg(level + begin + a) : 0.0;
-    const double y = b < members ? __ldcg(level + begin + b) : 0.0;
-    const double sum = warp_sum(x + y);
-    level += count;
-    count = (count + norm_fan - 1) / norm_fan;
-    arrived += count;
-    index = group;
-    if (threadIdx.x == 0) level[index] = sum;
-  }
-  if (threadIdx.x == 0) conclude(level[0], o, result);
+/// Lane 0 of a warp gets the sum of up to 64 sums.
+__device__ __forceinline__ double fold(const double* sums, std::size_t count) {
+  const unsigned a = threadIdx.x % 32, b = a + 32;
+  const double x = a < count ? __ldcg(sums + a) : 0.0;
+  const double y = b < count ? __ldcg(sums + b) : 0.0;
+  return warp_sum(x + y);
 }
 
 /// Elements that one thread takes of a block.
@@ -103,36 +81,73 @@ __device__ __noinline__ float gathered_squares(norm_source<T> from, std::size_t 
   return sum;
 }
 
-inline constexpr unsigned norm_resident = 5; // blocks of threads on a multiprocessor
-
-template <class T>
-POLYRANK_KERNEL void __launch_bounds__(threads_per_block, norm_resident)
-    norm(norm_source<T> from, norm_tree tree, norm_options o, norm_result* result) {
+template <class T, unsigned Blocks>
+POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
+    norm_blocks(norm_source<T> from, std::size_t blocks, double* sums) {
   constexpr unsigned warps = threads_per_block / 32;
-  __shared__ float sums[2][warps]; // in turn, so that one barrier a block is enough
-  norm_share<T> share;
-  std::size_t block = blockIdx.x, next = block + gridDim.x;
-  const T *here = from.whole[block], *there = next < tree.blocks ? from.whole[next] : nullptr;
-  if (here != nullptr) share.load(here);
-  for (unsigned turn = 0; block < tree.blocks; turn ^= 1) {
-    float sum = here != nullptr ? share.squares() : gathered_squares(from, block);
-    here = there;
-    if (here != nullptr) share.load(here);
-    there = next + gridDim.x < tree.blocks ? from.whole[next + gridDim.x] : nullptr;
+  __shared__ float part[Blocks][warps];
+  norm_share<T> share[Blocks];
+  const std::size_t first = static_cast<std::size_t>(blockIdx.x) * Blocks;
+  const T* whole[Blocks];
+#pragma unroll
+  for (unsigned b = 0; b < Blocks; ++b)
+    whole[b] = first + b < blocks ? from.whole[first + b] : nullptr;
+#pragma unroll
+  for (unsigned b = 0; b < Blocks; ++b)
+    if (whole[b] != nullptr) share[b].load(whole[b]);
+#pragma unroll
+  for (unsigned b = 0; b < Blocks; ++b) {
+    float sum = 0;
+    if (whole[b] != nullptr)
+      sum = share[b].squares();
+    else if (first + b < blocks)
+      sum = gathered_squares(from, first + b);
     sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) sums[turn][threadIdx.x / 32] = sum;
-    __syncthreads();
-    if (threadIdx.x < 32) {
-      if (threadIdx.x == 0) {
-        double total = 0;
-        for (unsigned w = 0; w < warps; ++w) total += static_cast<double>(sums[turn][w]);
-        tree.sums[block] = total;
-      }
-      climb(tree, block, o, result);
-    }
-    block = next;
-    next += gridDim.x;
+    if (threadIdx.x % 32 == 0) part[b][threadIdx.x / 32] = sum;
   }
+  __syncthreads();
+  if (threadIdx.x >= Blocks || first + threadIdx.x >= blocks) return;
+  double total = 0;
+  for (unsigned w = 0; w < warps; ++w) total += static_cast<double>(part[threadIdx.x][w]);
+  sums[first + threadIdx.x] = total;
+}
+
+/// Each warp of the grid folds 64 block sums; the last block of threads to arrive folds the rest.
+template <class Tree>
+POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
+    norm_folds(Tree tree, norm_options o, norm_result* result) {
+  constexpr unsigned warps = threads_per_block / 32;
+  const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const double* level = tree.sums;
+  std::size_t count = tree.blocks;
+  double* above = tree.sums + count;
+  std::size_t groups = (count + norm_fan - 1) / norm_fan;
+  const auto fold_groups = [&](std::size_t from, std::size_t step) {
+    for (std::size_t g = from; g < groups; g += step) {
+      const double sum = fold(level + g * norm_fan,
+                              count - g * norm_fan < norm_fan ? count - g * norm_fan : norm_fan);
+      if (lane == 0) above[g] = sum;
+    }
+  };
+  const std::size_t mine = static_cast<std::size_t>(blockIdx.x) * warps + warp;
+  fold_groups(mine, static_cast<std::size_t>(gridDim.x) * warps);
+  __shared__ bool last;
+  __threadfence(); // our sums are visible before we are counted
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicInc(tree.arrived, gridDim.x - 1) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  while (groups > 1) {
+    level = above;
+    count = groups;
+    above += groups;
+    groups = (count + norm_fan - 1) / norm_fan;
+    fold_groups(warp, warps);
+    __threadfence();
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) conclude(__ldcg(above), o, result);
 }
 
 /// Without elements.
@@ -144,15 +159,16 @@ POLYRANK_KERNEL void norm_of_nothing(norm_options o, norm_result* result) {
 template <class T>
 void launch_norm(norm_source<T> from, norm_tree tree, norm_options o, norm_result* result,
                  cudaStream_t s) {
+  constexpr unsigned blocks = 2, warps = threads_per_block / 32;
   if (tree.blocks == 0) {
     norm_of_nothing<T><<<1, 1, 0, s>>>(o, result);
   } else {
-    int processors = 0;
-    check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, current_device()),
-          "cudaDeviceGetAttribute");
-    const std::size_t grid = static_cast<std::size_t>(processors) * norm_resident;
-    norm<T><<<static_cast<unsigned>(tree.blocks < grid ? tree.blocks : grid), threads_per_block, 0,
-              s>>>(from, tree, o, result);
+    norm_blocks<T, blocks><<<blocks_for(tree.blocks, blocks), threads_per_block, 0, s>>>(
+        from, tree.blocks, tree.sums);
+    const std::size_t grid = (tree.blocks + norm_fan * warps - 1) / (norm_fan * warps);
+    norm_folds<norm_tree>
+        <<<static_cast<unsigned>(grid < 1024 ? grid : 1024), threads_per_block, 0, s>>>(tree, o,
+                                                                                        result);
   }
   check(cudaGetLastError(), "kernel launch");
 }

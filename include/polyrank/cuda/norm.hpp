@@ -52,7 +52,7 @@ struct norm_part {
 /// The levels of the tree: `sums` holds blocks, then folds of 64 of them, and so on to one.
 struct norm_tree {
   double* sums = nullptr;
-  std::uint32_t* arrived = nullptr; ///< a counter for each fold; zero between runs
+  std::uint32_t* arrived = nullptr; ///< a counter; zero between runs
   std::size_t blocks = 0;
 };
 
@@ -97,18 +97,17 @@ class grad_norm {
           reinterpret_cast<std::uintptr_t>(data) % (4 * sizeof(T)) == 0)
         whole[b] = data;
     }
-    std::size_t sums = tree_.blocks, folds = 0;
-    for (std::size_t level = tree_.blocks; level > 1;) {
+    std::size_t sums = tree_.blocks, level = tree_.blocks;
+    do {
       level = (level + detail::norm_fan - 1) / detail::norm_fan;
-      folds += level;
-    }
-    sums += folds;
+      sums += level;
+    } while (level > 1);
     std::pmr::memory_resource& from = memory != nullptr ? *memory : device_memory();
     parts_ = upload(parts, from);
     first_ = upload(first, from);
     whole_ = upload(whole, from);
     sums_ = buffer<double>(sums, from);
-    arrived_ = upload(std::vector<std::uint32_t>(folds), from);
+    arrived_ = upload(std::vector<std::uint32_t>(1), from);
     result_ = upload(std::vector<norm_result>(1), from);
     tree_.sums = sums_.data();
     tree_.arrived = arrived_.data();
