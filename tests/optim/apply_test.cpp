@@ -5,6 +5,7 @@
 #include <polyrank/core/hash.hpp>
 #include <polyrank/optim/adamw.hpp>
 #include <polyrank/optim/apply.hpp>
+#include <polyrank/optim/lion.hpp>
 #include <polyrank/optim/sgd.hpp>
 
 #include <bit>
@@ -225,4 +226,39 @@ TEST_CASE("no operation is fused", "[ieee]") {
   volatile float x = 1 + 0x1p-12f, rounded = 1 + 0x1p-11f;
   REQUIRE(ieee::sub(ieee::mul(x, x), rounded) == 0);
   REQUIRE(std::fma(x, x, -rounded) == 0x1p-24f);
+}
+
+TEST_CASE("lion follows its formula, with decoupled decay", "[lion]") {
+  const lion::options o{.lr = 0.01, .weight_decay = 0.1};
+  std::vector<float> params{1, -2, 0.5f, 3}, grads{0.3f, -0.2f, 0, 5}, state(4);
+  double p[4] = {1, -2, 0.5, 3}, m[4]{};
+  for (std::uint64_t step = 1; step <= 5; ++step) {
+    apply<lion>(params, grads, planes_of<lion>(std::span(state)), lion::at(o, step), 0.5f);
+    for (std::size_t i = 0; i < 4; ++i) {
+      const double g = 0.5 * static_cast<double>(grads[i]), d = o.beta1 * m[i] + (1 - o.beta1) * g;
+      p[i] = (1 - o.lr * o.weight_decay) * p[i] - o.lr * (d > 0 ? 1 : d < 0 ? -1 : 0);
+      m[i] = o.beta2 * m[i] + (1 - o.beta2) * g;
+    }
+  }
+  for (std::size_t i = 0; i < 4; ++i) {
+    REQUIRE(static_cast<double>(params[i]) == Approx(p[i]).epsilon(1e-6));
+    REQUIRE(static_cast<double>(state[i]) == Approx(m[i]).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("lion: body and tail agree, a gradient of NaN is not swallowed", "[lion]") {
+  for (std::size_t n = 0; n < 68; ++n) {
+    std::vector<float> params = noise_vector(1, n), grads = noise_vector(2, n),
+                       state = noise_vector(3, n);
+    for (std::size_t i = 0; i < n; i += 5) grads[i] = state[i] = 0;
+    std::vector<float> p2 = params, s2 = state;
+    const auto h = lion::at({.weight_decay = 0.3}, 1);
+    apply<lion>(params, grads, planes_of<lion>(std::span(state)), h, 0.25f);
+    apply<lion, float>(p2, grads, planes_of<lion>(std::span(s2)), h, 0.25f);
+    for (std::size_t i = 0; i < n; ++i)
+      REQUIRE((same_bits(params[i], p2[i]) && same_bits(state[i], s2[i])));
+  }
+  std::vector<float> params(40, 1.0f), grads(40, std::nanf("")), state(40);
+  apply<lion>(params, grads, planes_of<lion>(std::span(state)), lion::at({}, 1));
+  for (const float p : params) REQUIRE(std::isnan(p));
 }

@@ -39,3 +39,23 @@ TEST_CASE("a warm-up as long as the run, and a run of no steps, are defined", "[
   REQUIRE(all(3) == 0);
   REQUIRE(warmup_cosine{.warmup = 0, .total = 0}(0) == 0);
 }
+
+TEST_CASE("linear, constant and inverse-square-root schedules meet at the peak", "[lr_schedule]") {
+  const warmup_linear linear{.warmup = 4, .total = 12};
+  const warmup_constant constant{.warmup = 4};
+  const inverse_square_root root{.warmup = 4};
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    const double rising = static_cast<double>(step + 1) / 4;
+    REQUIRE(linear(step) == rising);
+    REQUIRE(constant(step) == rising);
+    REQUIRE(root(step) == rising);
+  }
+  REQUIRE(linear(4) == 1);
+  REQUIRE(linear(8) == 0.5);
+  REQUIRE(linear(12) == 0);
+  REQUIRE(linear(100) == 0);
+  REQUIRE(constant(1000000) == 1);
+  REQUIRE(root(15) == 0.5);
+  REQUIRE(inverse_square_root{.warmup = 0}(0) == 1);
+  REQUIRE(warmup_linear{.warmup = 0, .total = 1}(0) == 1);
+}

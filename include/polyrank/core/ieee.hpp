@@ -80,6 +80,9 @@ POLYRANK_HD inline float root(float a) noexcept {
 #endif
 }
 
+/// 1, -1, or a itself where it is zero or NaN.
+POLYRANK_HD constexpr float sign(float a) noexcept { return a > 0 ? 1.0f : a < 0 ? -1.0f : a; }
+
 /// Host only: schedules and bias corrections are computed once per step, in double.
 constexpr double mul(double a, double b) noexcept { return detail::rounded(a * b); }
 constexpr double add(double a, double b) noexcept { return detail::rounded(a + b); }

@@ -9,6 +9,7 @@
 
 #include <polyrank/core/ieee.hpp>
 
+#include <cmath>
 #include <cstdint>
 
 namespace polyrank {
@@ -48,6 +49,39 @@ struct warmup_cosine {
     const double progress =
         static_cast<double>(step - warmup) / static_cast<double>(total - warmup);
     return ieee::mul(0.5, ieee::add(1, detail::cos_pi(progress)));
+  }
+};
+
+/// Rises as warmup_cosine does, then falls linearly and reaches zero at step `total`.
+struct warmup_linear {
+  std::uint64_t warmup = 0;
+  std::uint64_t total = 1;
+
+  [[nodiscard]] constexpr double operator()(std::uint64_t step) const noexcept {
+    if (step >= total) return 0;
+    if (step < warmup) return static_cast<double>(step + 1) / static_cast<double>(warmup);
+    return static_cast<double>(total - step) / static_cast<double>(total - warmup);
+  }
+};
+
+/// Rises as warmup_cosine does, then stays at the peak.
+struct warmup_constant {
+  std::uint64_t warmup = 0;
+
+  [[nodiscard]] constexpr double operator()(std::uint64_t step) const noexcept {
+    return step < warmup ? static_cast<double>(step + 1) / static_cast<double>(warmup) : 1;
+  }
+};
+
+/// Rises linearly over `warmup` steps (at least 1), then falls as sqrt(warmup / (step + 1)): needs
+/// no end (Vaswani et al. 2017, section 5.3, relative to the peak).
+struct inverse_square_root {
+  std::uint64_t warmup = 1;
+
+  [[nodiscard]] double operator()(std::uint64_t step) const noexcept {
+    const auto peak = static_cast<double>(warmup == 0 ? 1 : warmup),
+               at = static_cast<double>(step + 1);
+    return at < peak ? at / peak : std::sqrt(peak / at);
   }
 };
 

@@ -67,6 +67,11 @@ inline pack div(pack a, pack b) noexcept { return {a.value / b.value}; }
 inline pack mul(float a, pack b) noexcept { return mul(pack::spread(a), b); }
 inline pack add(pack a, float b) noexcept { return add(a, pack::spread(b)); }
 
+inline pack sign(pack a) noexcept {
+  const pack::lanes zero{}, one = pack::spread(1).value;
+  return {a.value > zero ? one : a.value < zero ? -one : a.value};
+}
+
 /// The correctly rounded square root of each lane.
 inline pack root(pack a) noexcept {
 #if defined(__AVX512F__)
