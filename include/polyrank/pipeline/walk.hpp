@@ -94,7 +94,7 @@ class walker {
         std::size_t total = 0;
         for (const slot_counts& n : t.slots)
           slot_base_.push_back(total), total += n.activation + n.gradient;
-        slot_free_.assign(total, 0.0), slot_holder_.assign(total, 0);
+        slots_.assign(total, {});
       }
     }
     for (std::size_t r = 0; r < ranks; ++r)
@@ -188,7 +188,7 @@ class walker {
         return need(rank, make_action(action_kind::forward, s, k));
       if (a.kind == action_kind::send_backward && out_b_[cell(a)] < 0) return grad_of(s);
       if (is_recv(a.kind) && slot_ready(a) < 0) {
-        const std::size_t holder = slot_holder_[slot(a)];
+        const std::size_t holder = slots_[slot(a)].holder;
         if (!trains_) return need(rank, make_action(action_kind::forward, s, holder));
         need(rank, make_action(action_kind::backward, s, holder));
         return need(rank, make_action(action_kind::weight_grad, s, holder));
@@ -214,6 +214,10 @@ class walker {
     std::size_t cursor = 0;  // the head
     double clock = 0;        // end of the action before it
     double posted = not_yet; // when the head, a transfer that waits for its peer, was ready
+  };
+  struct slot_state {
+    double free = 0; // since when; not_yet while a microbatch is in it
+    std::uint32_t holder = 0;
   };
   stream& at(std::size_t r, std::size_t lane) noexcept { return heads_[r * streams_ + lane]; }
   [[nodiscard]] std::size_t cell(const action& a) const noexcept {
@@ -282,8 +286,8 @@ class walker {
       if (slot_base_.empty()) return;
       const slot_counts& n = t_.slots[a.stage];
       const std::size_t base = slot_base_[a.stage];
-      if (n.activation > 0) slot_free_[base + a.microbatch % n.activation] = end;
-      if (n.gradient > 0) slot_free_[base + n.activation + a.microbatch % n.gradient] = end;
+      if (n.activation > 0) slots_[base + a.microbatch % n.activation].free = end;
+      if (n.gradient > 0) slots_[base + n.activation + a.microbatch % n.gradient].free = end;
     }
   }
 
@@ -403,7 +407,7 @@ class walker {
                                       : n.activation + a.microbatch % n.gradient);
   }
   [[nodiscard]] double slot_ready(const action& a) const noexcept {
-    return slot_base_.empty() ? 0 : slot_free_[slot(a)];
+    return slot_base_.empty() ? 0 : slots_[slot(a)].free;
   }
   /// When this end could start, were it alone.
   [[nodiscard]] double lane_ready(const action& a) const noexcept {
@@ -439,7 +443,7 @@ class walker {
     const action& a = t_.actions[i];
     if (is_recv(a.kind)) {
       (a.kind == action_kind::recv_forward ? in_f_ : in_b_)[cell(a)] = end;
-      if (!slot_base_.empty()) slot_free_[slot(a)] = not_yet, slot_holder_[slot(a)] = a.microbatch;
+      if (!slot_base_.empty()) slots_[slot(a)] = {not_yet, a.microbatch};
     } else if (a.kind == action_kind::unshard) {
       live_[a.stage] = end, passed_[a.stage] = not_yet;
     }
@@ -503,8 +507,8 @@ class walker {
   std::vector<std::size_t> waiting_, stack_;
   std::vector<stream> heads_;
   std::vector<std::size_t> finished_, slot_base_;
-  std::vector<double> done_, live_, passed_, slot_free_; // per stage, and per slot
-  std::vector<std::uint32_t> slot_holder_;
+  std::vector<double> done_, live_, passed_; // per stage
+  std::vector<slot_state> slots_;
   std::optional<mispaired> mispaired_;
 };
 
