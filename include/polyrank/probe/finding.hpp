@@ -94,6 +94,8 @@ struct finding_kind {
       {"shm_too_low", 20, "/dev/shm has too little room for NCCL and MPI",
        "docker run --shm-size=1g (or --ipc=host); in Kubernetes an emptyDir with medium: Memory",
        "NVIDIA/nccl#290"},
+      {"shm_tight", 10, "/dev/shm is smaller than NCCL and MPI like it",
+       "docker run --shm-size=1g (or --ipc=host)", "NVIDIA/nccl#525"},
       {"shm_stale", 10, "/dev/shm holds files of NCCL jobs that are gone", "rm /dev/shm/nccl-*",
        "NVIDIA/nccl#342"},
       {"memlock_low", 10, "locked memory is limited: RDMA cannot register its buffers",

@@ -44,6 +44,8 @@ inline void judge_gpu(const gpu& g, const machine& m, std::vector<finding>& out)
   if (g.compute_mode.known() && *g.compute_mode != "default")
     found("compute_mode", cat("compute mode: ", *g.compute_mode));
   if (g.processes.known() && *g.processes != "none") found("gpu_busy", *g.processes);
+  if (g.iommu.known() && (*g.iommu).starts_with("DMA") && m.gpus.size() > 1)
+    found("iommu_translates", cat("IOMMU group type ", *g.iommu));
   if (!g.numa.known() && g.address && m.format == "live" && m.numa_nodes.size() > 1)
     found("numa_unknown", "no NUMA node");
 }
@@ -65,6 +67,11 @@ inline void judge_gpu(const gpu& g, const machine& m, std::vector<finding>& out)
     for (const auto& [links, gpus] : counts)
       text += cat(text.empty() ? "" : ", ", gpus, " with ", links);
     out.push_back({"nvlink_uneven", cat("active NVLinks: ", text), -1, m.host});
+  }
+  if (!m.acs_redirect.empty() && m.gpus.size() > 1) {
+    std::string text;
+    for (const std::string& bridge : m.acs_redirect) text += (text.empty() ? "" : ", ") + bridge;
+    out.push_back({"acs_redirect", cat("request or completion redirect on ", text), -1, m.host});
   }
   for (const gpu_pair& p : m.pairs)
     if (p.nvlink.some() && ((p.p2p_read.known() && *p.p2p_read != "OK") ||

@@ -149,6 +149,7 @@ struct gpu {
   std::vector<nvlink_peer> nvlink_peers;
   bool nvlink_described = false; ///< the source says which NVLinks there are, if any
   link_family family = link_family::nvlink;
+  fact<std::string> iommu;        ///< "identity", "DMA", "DMA-FQ": how the kernel maps its accesses
   fact<std::string> fabric_state; ///< "not supported", "not started", "in progress", "completed"
   fact<std::string> fabric_health;
   fact<std::int64_t> ecc_uncorrected;           ///< since the driver was loaded
@@ -187,6 +188,7 @@ void each_fact(Gpu& g, F&& f) {
   f("nvlink_active", g.nvlink_active);
   f("nvlink_version", g.nvlink_version);
   f("c2c_links", g.c2c_links);
+  f("iommu", g.iommu);
   f("fabric_state", g.fabric_state);
   f("fabric_health", g.fabric_health);
   f("ecc_uncorrected", g.ecc_uncorrected);
@@ -252,13 +254,15 @@ struct machine {
   std::string host;   ///< or the file it was read from
   std::string format; ///< "live", "NCCL XML", "nvidia-smi topo -m", ...
   std::string cpu_model;
+  std::string driver; ///< of the GPUs
   std::vector<numa_node> numa_nodes;
   std::vector<std::string> host_bridges; ///< "0000:00"
   std::vector<gpu> gpus;
-  std::vector<nic> nics;          ///< those that do RDMA, and all that an NCCL file lists
-  std::vector<nic> ethernet;      ///< other network functions
-  std::vector<gpu_pair> pairs;    ///< (0,1), (0,2), ... (n-2,n-1)
-  std::vector<std::string> notes; ///< what a reader of the facts should know
+  std::vector<nic> nics;                 ///< those that do RDMA, and all that an NCCL file lists
+  std::vector<nic> ethernet;             ///< other network functions
+  std::vector<gpu_pair> pairs;           ///< (0,1), (0,2), ... (n-2,n-1)
+  std::vector<std::string> acs_redirect; ///< bridges above GPUs that send P2P through the root
+  std::vector<std::string> notes;        ///< what a reader of the facts should know
 
   /// The pair of two different GPUs, in either order. Pairs must be complete.
   [[nodiscard]] gpu_pair& pair(std::size_t a, std::size_t b) {
@@ -280,6 +284,43 @@ struct machine {
       }
   }
 };
+
+/// Links per pair, from the peers that each GPU lists.
+inline void resolve_nvlinks(machine& m) {
+  const auto to = [&](const gpu& from, const gpu& other) {
+    int links = 0;
+    for (const nvlink_peer& p : from.nvlink_peers)
+      if (p.what == nvlink_peer::kind::gpu && other.address &&
+          p.address == pci_text(*other.address))
+        links += p.links;
+    return links;
+  };
+  const auto to_switch = [](const gpu& g) {
+    int links = 0;
+    for (const nvlink_peer& p : g.nvlink_peers)
+      if (p.what == nvlink_peer::kind::nv_switch || p.what == nvlink_peer::kind::assumed_switch)
+        links += p.links;
+    return links;
+  };
+  for (gpu_pair& p : m.pairs) {
+    const gpu &a = m.gpus[p.a], &b = m.gpus[p.b];
+    p.family = a.family;
+    const int ab = to(a, b), ba = to(b, a);
+    const int shared = std::min(to_switch(a), to_switch(b));
+    if (ab > 0 || ba > 0) {
+      if (a.nvlink_described && b.nvlink_described && ab != ba)
+        m.notes.push_back(polyrank::detail::cat(a.name, " lists ", ab, " links to ", b.name,
+                                                ", which lists ", ba, " back"));
+      p.nvlink = nvlink_count::of(ab > 0 && ba > 0 ? std::min(ab, ba) : std::max(ab, ba));
+      p.via = route::direct;
+    } else if (shared > 0) {
+      p.nvlink = nvlink_count::of(shared);
+      p.via = route::by_switch;
+    } else if (a.nvlink_described && b.nvlink_described) {
+      p.nvlink = nvlink_count::of(0);
+    }
+  }
+}
 
 /// NICs with the best path to a GPU, by index.
 [[nodiscard]] inline std::vector<std::size_t> nearest_nics(const machine& m, std::size_t g) {

@@ -79,7 +79,7 @@ class nccl_xml_reader {
              " hosts (host_hash); split it into one file a host");
     if (amd_) m_.format = "RCCL XML";
     relate(m_, tree_, gpu_nodes_, nic_nodes_, {}, source::file);
-    resolve_nvlinks();
+    resolve_nvlinks(m_);
     if (merged_)
       m_.notes.push_back("two-level Broadcom switches: NCCL merges their levels, so it counts some "
                          "paths that are PXB here as PIX (pci_nccl)");
@@ -242,43 +242,6 @@ class nccl_xml_reader {
     n.ports = std::move(ports);
     nic_nodes_.push_back(at);
     m_.nics.push_back(std::move(n));
-  }
-
-  /// Links per pair from the peers that each GPU lists.
-  void resolve_nvlinks() {
-    const auto to = [&](const gpu& from, const gpu& other) {
-      int links = 0;
-      for (const nvlink_peer& p : from.nvlink_peers)
-        if (p.what == nvlink_peer::kind::gpu && other.address &&
-            p.address == pci_text(*other.address))
-          links += p.links;
-      return links;
-    };
-    const auto to_switch = [](const gpu& g) {
-      int links = 0;
-      for (const nvlink_peer& p : g.nvlink_peers)
-        if (p.what == nvlink_peer::kind::nv_switch || p.what == nvlink_peer::kind::assumed_switch)
-          links += p.links;
-      return links;
-    };
-    for (gpu_pair& p : m_.pairs) {
-      const gpu &a = m_.gpus[p.a], &b = m_.gpus[p.b];
-      p.family = a.family;
-      const int ab = to(a, b), ba = to(b, a);
-      const int shared = std::min(to_switch(a), to_switch(b));
-      if (ab > 0 || ba > 0) {
-        if (a.nvlink_described && b.nvlink_described && ab != ba)
-          m_.notes.push_back(polyrank::detail::cat(a.name, " lists ", ab, " links to ", b.name,
-                                                   ", which lists ", ba, " back"));
-        p.nvlink = nvlink_count::of(ab > 0 && ba > 0 ? std::min(ab, ba) : std::max(ab, ba));
-        p.via = route::direct;
-      } else if (shared > 0) {
-        p.nvlink = nvlink_count::of(shared);
-        p.via = route::by_switch;
-      } else if (a.nvlink_described && b.nvlink_described) {
-        p.nvlink = nvlink_count::of(0);
-      }
-    }
   }
 
   const xml_document& doc_;
