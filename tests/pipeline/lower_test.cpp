@@ -44,13 +44,16 @@ TEST_CASE("lowering is free of deadlock for any costs, also zero, one-sided and 
   for (schedule s : all_schedules())
     for (std::size_t p : {1u, 2u, 3u, 5u})
       for (std::size_t m : {1u, 2u, 7u})
-        for (int kind = 0; kind < 6; ++kind) {
+        for (int kind = 0; kind < 9; ++kind) {
           const table compute = generate(s, p, m);
           costs c = even_costs(compute.shape, 1, 1, 1, 0);
           if (kind == 1) c = even_costs(compute.shape, 0, 0, 0, 0);
           if (kind == 2) c = even_costs(compute.shape, 0, 0, 0, 1);
           if (kind == 3) c = even_costs(compute.shape, 1, 0, 0, 3);
           if (kind == 4) c = even_costs(compute.shape, 0, 1, 0, 100);
+          if (kind == 6) c = even_costs(compute.shape, 1e-9, 1e-9, 1e-9, 1e15);
+          if (kind == 7) c = even_costs(compute.shape, 1e15, 0, 1e-9, 1e15);
+          if (kind == 8) c.pair_factor = 0;
           if (kind == 5)
             for (stage_costs& x : c.stages)
               x = {random(), random(), random(), random(), random(), random(), random(), random()};

@@ -1,7 +1,8 @@
 // Adds communication to a table of compute actions, in an order that cannot deadlock.
 //
-//     table t = lower(generate(schedule::zb_v, 4, 8), costs);        // one lane, sends and
-//     receives table u = lower(t0, costs, {.reduce = true, .optimizer = true});
+//     table t = generate(schedule::zb_v, 4, 8);
+//     table u = lower(t, costs);                                    // sends and receives
+//     table w = lower(t, costs, {.reduce = true, .optimizer = true});
 //
 // How. The compute table is executed with unlimited lanes; every transfer gets a key
 //
@@ -66,17 +67,22 @@ struct lane_entry {
 
 inline constexpr std::int64_t none = -1;
 
-/// Costs with which no transfer's consumer ends when the transfer starts: zero times would make
-/// keys equal that must differ.
-[[nodiscard]] inline std::vector<stage_costs> positive_costs(const costs& c) {
+/// Costs for the keys: a compute action takes time, and no cost is so much larger than another that
+/// adding the two would lose the smaller one. Else keys could be equal that must differ.
+[[nodiscard]] inline costs key_costs(const costs& c) {
   double largest = 0;
   for (const stage_costs& s : c.stages)
     largest = std::max({largest, s.forward, s.input_grad, s.weight_grad});
-  const double least = largest > 0 ? largest * 1e-6 : 1;
-  std::vector<stage_costs> out = c.stages;
-  for (stage_costs& s : out) {
-    s.forward = std::max(s.forward, least), s.input_grad = std::max(s.input_grad, least);
-    s.weight_grad = std::max(s.weight_grad, least), s.recompute = std::max(s.recompute, least);
+  if (largest == 0) largest = 1;
+  const auto between = [&](double x, double least) {
+    return std::clamp(x, least * largest, 1e3 * largest);
+  };
+  costs out = c;
+  out.pair_factor = std::clamp(c.pair_factor, 0.01, 2.0);
+  for (stage_costs& s : out.stages) {
+    s.forward = between(s.forward, 1e-6), s.input_grad = between(s.input_grad, 1e-6);
+    s.weight_grad = between(s.weight_grad, 1e-6), s.recompute = between(s.recompute, 1e-6);
+    s.transfer = between(s.transfer, 0);
   }
   return out;
 }
@@ -88,13 +94,12 @@ struct ideal_times {
   std::vector<double> stage_done;                                               // last gradient
   std::vector<double> end;                                                      // per action
 
-  ideal_times(const table& t, const std::vector<stage_costs>& stages, double pair_factor)
-      : table_(t), m_(t.shape.microbatches) {
+  ideal_times(const table& t, const costs& c) : table_(t), m_(t.shape.microbatches) {
     const std::size_t cells = t.shape.stages() * m_;
     for (auto* v : {&forward_start, &forward_end, &backward_start, &backward_end, &released})
       v->assign(cells, 0);
     stage_done.assign(t.shape.stages(), 0), end.assign(t.actions.size(), 0);
-    walker<false, ideal_times> walk(t, stages, 0, pair_factor > 0 ? pair_factor : 1, *this);
+    walker<false, ideal_times> walk(t, c.stages, 0, c.pair_factor, *this);
     if (!walk.run())
       throw data_error("the schedule does not run to its end; validate() says where it stops");
   }
@@ -257,7 +262,7 @@ class rank_lowering {
           "a forward-only table has no gradients to recompute for, reduce or update with");
   const table extended =
       detail::extend_compute(compute, options.recompute, options.live_stages, options.optimizer);
-  const detail::ideal_times ideal(extended, detail::positive_costs(c), c.pair_factor);
+  const detail::ideal_times ideal(extended, detail::key_costs(c));
   table out;
   out.shape = compute.shape;
   out.lanes = options.lanes;

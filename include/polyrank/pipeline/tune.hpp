@@ -13,10 +13,11 @@
 #include <polyrank/pipeline/search.hpp>
 #include <polyrank/pipeline/simulate.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 

@@ -138,7 +138,7 @@ class walker {
     return lane_of(t_.shape, t_.lanes, rank, a);
   }
 
-  /// For a blocked head: what it waits for. Calls need(rank, kind test, stage, microbatch).
+  /// What the blocked head `index` of `rank` waits for: calls need(rank, action) for each.
   template <class Need>
   void explain(std::size_t rank, std::size_t index, Need&& need) const {
     const action a = t_.actions[index];
@@ -319,13 +319,18 @@ class walker {
     std::size_t i = at(r, 0).cursor;
     const std::size_t end = t_.row[r + 1], from = i;
     double now = at(r, 0).clock;
+    const auto stop = [&] { // true: at least one action ran
+      at(r, 0).cursor = i;
+      at(r, 0).clock = now;
+      return i != from;
+    };
     while (i < end) {
       const action a = t_.actions[i];
       double start = now, finish;
       switch (a.kind) {
       case action_kind::forward: {
-        double ready = input_ready(r, a);
-        if (ready < 0) goto blocked;
+        const double ready = input_ready(r, a);
+        if (ready < 0) return stop();
         if (a.joined == 0) {
           start = std::max(now, ready);
           finish = start + duration(a);
@@ -335,7 +340,7 @@ class walker {
         }
         const action b = t_.actions[i + 1];
         const double other = input_ready(r, b);
-        if (other < 0) goto blocked;
+        if (other < 0) return stop();
         start = std::max(now, std::max(ready, other));
         finish = start + pair_ * (duration(a) + duration(b));
         const double left = std::max(sent(a), sent(b));
@@ -349,7 +354,7 @@ class walker {
       case action_kind::backward:
       case action_kind::input_grad: {
         const double ready = input_ready(r, a);
-        if (ready < 0) goto blocked;
+        if (ready < 0) return stop();
         start = std::max(now, ready);
         finish = start + duration(a);
         seen_.compute(r, i, start, finish, sent(a));
@@ -365,7 +370,7 @@ class walker {
       case action_kind::optimizer:
         if constexpr (Lanes)
           for (std::size_t lane = 1; lane < streams_; ++lane) {
-            if (head(r, lane) < i) goto blocked;
+            if (head(r, lane) < i) return stop();
             start = std::max(start, at(r, lane).clock);
           }
         finish = start + duration(a);
@@ -384,10 +389,7 @@ class walker {
       now = finish;
       ++i;
     }
-  blocked:
-    at(r, 0).cursor = i;
-    at(r, 0).clock = now;
-    return i != from;
+    return stop();
   }
 
   // The lanes -------------------------------------------------------------------------------------
