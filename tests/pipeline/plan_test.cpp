@@ -161,6 +161,9 @@ TEST_CASE("plan: a table that deadlocks is named with its cycle, exit code 1", "
   refused("schedule --validate " + file, 1, "line 2, column 1: stage 0 stands on line 1 already");
   write(file, "0F0,0B0\n1F0,1B0\n");
   refused("schedule --stages 3 --validate " + file, 1, "2 lines, one per rank");
+  refused("schedule --chunks 18446744073709551615 --stages 2 --validate " + file, 2,
+          "more than 65535 stages");
+  refused("schedule --microbatches 9000000 --validate " + file, 1, "has only 4 actions");
   refused("schedule --validate " + here.file("none.csv"), 1, "none.csv");
 }
 

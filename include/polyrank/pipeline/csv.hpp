@@ -192,8 +192,12 @@ class csv_reader {
 
 /// Reads a table. The placement is loop, or vee where the first stage of the second chunk stands on
 /// the last line. data_error with line and column where the text is wrong; whether the schedule
-/// works is validate()'s question.
+/// works is validate()'s question. usage_error where `expected` is beyond the limits.
 [[nodiscard]] inline table from_csv(std::string_view text, const csv_shape& expected = {}) {
+  expects(expected.ranks <= max_stages && expected.chunks <= max_stages &&
+              expected.ranks * expected.chunks <= max_stages,
+          expected.ranks, " ranks with ", expected.chunks, " chunks are more than ", max_stages,
+          " stages");
   return detail::csv_reader(text, expected).run();
 }
 

@@ -172,12 +172,14 @@ class greedy_search {
 [[nodiscard]] inline table sloped(const shape& s, const costs& c, double cap, double warm,
                                   double lag, double round) {
   double forward = 0, input = 0, weight = 0, transfer = 0;
-  for (const stage_costs& t : c.stages) {
+  for (std::size_t r = 0; r < s.ranks; ++r) {
+    const stage_costs& t = c.stages[r];
     forward += t.forward, input += t.input_grad, weight += t.weight_grad;
-    transfer += t.transfer;
+    if (r + 1 < s.ranks) transfer += t.transfer;
   }
   const auto p = static_cast<double>(s.ranks), m = static_cast<double>(s.microbatches);
-  const double trip = forward + input + (s.ranks > 1 ? 2 * transfer * p / (p - 1) : 0);
+  if (s.ranks > 1) transfer *= p / (p - 1); // p - 1 boundaries: like the others, p times the mean
+  const double trip = forward + input + 2 * transfer;
   const double a = 1 + warm * (forward > 0 ? std::max(0.0, trip / forward - 1) : 0);
   const double b = lag * (weight > 0 ? trip / weight : 0);
   table t;
