@@ -31,6 +31,7 @@ struct layout_options {
                                        ///< most this (or one parameter)
   std::size_t alignment = 64;          ///< elements; of bucket starts in the arena
   std::vector<std::size_t> order{};    ///< issue order; empty: reverse declaration
+  std::vector<std::size_t> groups{}; ///< by parameter: a bucket never holds two groups; empty: one
 };
 
 /// Place of one parameter.
@@ -69,6 +70,8 @@ class layout {
       l.count_ += counts[i];
     }
     l.check_order();
+    expects(o.groups.empty() || o.groups.size() == counts.size(), "layout: ", o.groups.size(),
+            " groups for ", counts.size(), " parameters");
     l.cut(width, o);
     return l;
   }
@@ -121,8 +124,11 @@ class layout {
     for (std::size_t k = 0; k < order_.size();) {
       bucket b{.first = k, .last = k, .elements = {at, at}};
       const std::size_t stop = k < tail ? tail : order_.size();
-      for (; b.last < stop && (b.last == k || b.elements.size() * width < o.bucket_bytes);
-           ++b.last) {
+      const auto fits = [&] {
+        return b.elements.size() * width < o.bucket_bytes &&
+               (o.groups.empty() || o.groups[order_[b.last]] == o.groups[order_[k]]);
+      };
+      for (; b.last < stop && (b.last == k || fits()); ++b.last) {
         slot& s = slots_[order_[b.last]];
         s.arena_offset = b.elements.end;
         s.bucket = buckets_.size();

@@ -1,0 +1,576 @@
+// An optimizer whose state is spread over the ranks (ZeRO stages 1 and 2, Rajbhandari et al. 2020,
+// https://arxiv.org/abs/1910.02054). Each rank keeps fp32 masters and moments of its shard only,
+// gets the summed gradients of its shard, updates it, and all ranks gather the new values bucket by
+// bucket while the next forward pass has begun.
+//
+//     std::vector<parameter<bf16>> params{{"fc1", n1}, {"fc2", n2}};
+//     sharded_optimizer<adamw, Comm, bf16> opt(comm, params, {.lr = 1e-3}, {.stage = 2});
+//     ... write the initial values to opt.value(i) ...
+//     opt.load_values(stream);                     // rank 0's are everybody's
+//     for (...) {
+//       opt.set_rate(schedule(step));
+//       for (micro ...) {
+//         opt.begin(micro, n_micro);
+//         ... forward; before layer i reads its weights: opt.wait_param(i, stream) ...
+//         ... backward: write (do not add) the gradient to opt.grad(i, stream) ...
+//         opt.ready(i, stream);
+//         opt.finish(stream);
+//       }
+//       opt.step(stream);                          // waits for nothing on the host
+//     }
+//
+// Stage 0 has the same interface with everything on every rank. With options.blocks, gradients are
+// folded as in deterministic mode (data_parallel/reduce_policy.hpp), the same for all stages: bits
+// do not depend on stage, number of ranks or residency, as long as values and gradients are fp32.
+//
+// Types: O the optimizer, V of the values, G of the gradients, Residency on_device or on_host.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <polyrank/backend/buffer.hpp>
+#include <polyrank/data_parallel/agree.hpp>
+#include <polyrank/data_parallel/parameter.hpp>
+#include <polyrank/launch/cpu_mask.hpp>
+#include <polyrank/zero/grad_shards.hpp>
+#include <polyrank/zero/host_limits.hpp>
+#include <polyrank/zero/offload.hpp>
+#include <polyrank/zero/ops.hpp>
+#include <polyrank/zero/options.hpp>
+#include <polyrank/zero/slab.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
+namespace polyrank {
+
+template <elementwise_optimizer O, communicator Comm, element V = float, element G = V,
+          class Residency = on_device>
+  requires(collectives<Comm, V> && collectives<Comm, double> && collectives<Comm, std::byte>)
+class sharded_optimizer {
+ public:
+  using backend = typename Comm::backend;
+  using stream = typename backend::stream;
+  using event = typename backend::event;
+  using ops = zero_ops<backend>;
+  static constexpr bool offloads = std::is_same_v<Residency, on_host>;
+  /// Values in fp32 on the device are their own masters.
+  static constexpr bool keeps_masters = !std::is_same_v<V, float>;
+
+  /// Agrees on model and options with all ranks. `comm`, and `across` if there are replicas of the
+  /// shards (shards inside a host, replicas over hosts: `across` connects counterparts), must
+  /// outlive this. A parameter with a `value` pointer stays where it is (and costs copies); the
+  /// others are put into one arena, see value(i). Gradient pointers are adopted at stages 0 and 1.
+  /// @throws usage_error (options), mismatch_error, out_of_memory; host memory is judged together
+  /// @collective
+  sharded_optimizer(Comm& comm, std::vector<parameter<G, V>> parameters, typename O::options hyper,
+                    sharded_options o = {}, Residency home = {}, Comm* across = nullptr)
+      : comm_(&comm), across_(across), parameters_(std::move(parameters)), hyper_(hyper),
+        options_(o), layout_(make_layout()), plan_(make_plan(home)),
+        grads_(comm, across, parameters_, layout_, plan_, memory()),
+        values_(plan_.values, memory()), masters_(plan_.device_masters, memory()),
+        state_(plan_.device_state, memory()), blocks_(plan_.blocks, memory()), record_(1, memory()),
+        buckets_(layout_.buckets().size()), bad_(parameters_.size(), 0), work_(comm.make_stream()) {
+    agree_on_model();
+    place_values();
+    place_pieces();
+    if (o.count_bad_gradients) grads_.count_bad(&bad_);
+    if constexpr (offloads) make_host(home);
+  }
+  sharded_optimizer(const sharded_optimizer&) = delete; // queued work refers to it
+  sharded_optimizer& operator=(const sharded_optimizer&) = delete;
+  /// Queued work refers to members: it runs (or is skipped, after a failure) before they go.
+  ~sharded_optimizer() {
+    const auto quietly = [](auto& what) {
+      try {
+        what.synchronize();
+      } catch (...) { // reported by whoever waited for results
+      }
+    };
+    if constexpr (offloads)
+      if (host_ != nullptr) quietly(*host_);
+    quietly(work_);
+    quietly(grads_.issue_stream());
+  }
+
+  /// Where parameter i is: the trainer's own pointer, or a place in the arena; null if it is empty.
+  [[nodiscard]] V* value(std::size_t i) const {
+    expects(i < parameters_.size(), "value: parameter ", i, " of ", parameters_.size());
+    return parameters_[i].value;
+  }
+
+  /// Takes the values now there (written by work on `s`) as the start: rank 0's go to all ranks,
+  /// state becomes zero, steps start from 1. Waits. @collective
+  void load_values(stream& s) {
+    s.synchronize();
+    stream& c = grads_.issue_stream();
+    for (const auto& p : parameters_) {
+      if (p.count == 0) continue;
+      const std::span<V> all(p.value, p.count);
+      if (across_ != nullptr && across_->size() > 1)
+        across_->template broadcast<V>(all, 0, on(c, p.name));
+      if (comm_->size() > 1) comm_->template broadcast<V>(all, 0, on(c, p.name));
+    }
+    c.synchronize();
+    backend::fill(state_.span(), 0.0f, work_);
+    const step_record fresh{.scaler = initial(options_.scaler)};
+    backend::template copy<std::byte>({reinterpret_cast<const std::byte*>(&fresh), sizeof fresh},
+                                      record_bytes(), work_);
+    if constexpr (keeps_masters)
+      for (const auto& b : buckets_)
+        for (const auto& p : b.pieces)
+          backend::template cast<float, V>(p.data.value, p.data.master, work_);
+    if constexpr (offloads)
+      for (std::size_t b = 0; b < buckets_.size(); ++b)
+        for (const auto& [at, to] : buckets_[b].uploads) host_->load(b, to, at);
+    work_.synchronize();
+    steps_ = 0;
+    loaded_ = true;
+  }
+
+  /// The learning-rate factor of the coming step; set it before begin(0, ...).
+  void set_rate(double factor) noexcept { rate_ = factor; }
+
+  /// Starts microbatch `micro` of `n_micro`; each writes its own gradient.
+  void begin(std::size_t micro, std::size_t n_micro) {
+    if (!loaded_) grads_.misuse("begin: call load_values first");
+    if (micro == 0) noted_ = 0;
+    grads_.begin(micro, n_micro);
+    note_issued();
+  }
+  /// Where the gradient of parameter i must be written by work on `s` in this microbatch.
+  [[nodiscard]] G* grad(std::size_t i, stream& s) { return grads_.grad(i, s); }
+  /// Gradient i has been enqueued on `producer`.
+  void ready(std::size_t i, stream& producer) {
+    grads_.ready(i, producer);
+    note_issued();
+  }
+  /// Parameter i has no gradient in this microbatch.
+  void unused(std::size_t i, stream& producer) {
+    grads_.unused(i, producer);
+    note_issued();
+  }
+  /// Ends the microbatch.
+  void finish(stream& s) { grads_.finish(s); }
+
+  /// Clips (or skips), updates, and starts to gather the new values. Work of `s` so far may still
+  /// read the old ones; later work must call wait_param. @collective
+  void step(stream& s) {
+    if (!grads_.between_steps() || noted_ != buckets_.size())
+      grads_.misuse("step: finish all microbatches first");
+    trained_.record(s);
+    const clip_policy policy = options_.clip == clip_policy::previous_step && steps_ == 0
+                                   ? clip_policy::exact
+                                   : options_.clip;
+    const update_control control = control_of(policy);
+    if (policy == clip_policy::exact) conclude();
+    work_.wait(trained_);
+    if constexpr (offloads) host_->allow_up(trained_);
+    // Forward reads the bucket first that backward finished last.
+    for (std::size_t b = buckets_.size(); b-- > 0;) {
+      if (!on_host_now(b))
+        ops::template update<O, V>(buckets_[b].pieces, hyper_, control, work_);
+      else if (policy == clip_policy::exact)
+        update_on_host(b, control);
+      send_up(b);
+    }
+    for (std::size_t b = buckets_.size(); b-- > 0;) gather(b);
+    if (policy == clip_policy::previous_step) conclude();
+    read_.record(work_);
+    grads_.issue_stream().wait(read_);
+    grads_.release();
+    ++steps_;
+  }
+
+  /// `s` waits for the new values of parameter i: call it before the first kernel that reads them.
+  void wait_param(std::size_t i, stream& s) const {
+    expects(i < parameters_.size(), "wait_param: parameter ", i, " of ", parameters_.size());
+    s.wait(buckets_[layout_.slots()[i].bucket].gathered);
+  }
+  void wait_all(stream& s) const {
+    for (const auto& b : buckets_) s.wait(b.gathered);
+  }
+
+  /// In backend memory, for work on a stream that has waited for the last step: multiply the loss
+  /// by it.
+  [[nodiscard]] const float* loss_scale() const noexcept { return &record_.data()->scaler.scale; }
+  /// Norm, factor and verdict of the last step, on the host. Waits for it.
+  [[nodiscard]] step_record record() {
+    step_record r;
+    backend::template copy<std::byte>(record_bytes(), {reinterpret_cast<std::byte*>(&r), sizeof r},
+                                      work_);
+    work_.synchronize();
+    return r;
+  }
+  /// Which ranks had gradients that were not finite since the last call, and in which parameters:
+  /// "rank 2: 'fc1.weight' (3 elements)"; empty if none. Waits. @collective
+  /// @throws usage_error unless options.count_bad_gradients is set
+  [[nodiscard]] std::string bad_gradients() {
+    expects(options_.count_bad_gradients,
+            "bad_gradients: nobody counted; set options.count_bad_gradients");
+    grads_.issue_stream().synchronize();
+    std::string mine;
+    for (std::size_t i = 0; i < bad_.size(); ++i)
+      if (std::exchange(bad_[i], 0) != 0)
+        mine += detail::cat(mine.empty() ? "'" : ", '", parameters_[i].name, "'");
+    std::string text;
+    const std::vector<std::string> all = comm_->control().all_gather(mine);
+    for (std::size_t r = 0; r < all.size(); ++r)
+      if (!all[r].empty()) text += detail::cat(text.empty() ? "rank " : "; rank ", r, ": ", all[r]);
+    return text;
+  }
+
+  [[nodiscard]] const shard_layout& layout() const noexcept { return layout_; }
+  [[nodiscard]] const zero_memory& plan() const noexcept { return plan_; }
+  [[nodiscard]] const std::vector<parameter<G, V>>& parameters() const noexcept {
+    return parameters_;
+  }
+  [[nodiscard]] const std::vector<std::string>& warnings() const noexcept { return warnings_; }
+  [[nodiscard]] Comm& communicator() const noexcept { return *comm_; }
+  /// This rank's fp32 masters and state of bucket b: spans in device or in host memory.
+  struct shard_state {
+    std::span<float> master;
+    state_planes<O> state;
+  };
+  /// Piece by piece: visit(fragment, shard_state). Call synchronize() first.
+  template <class Visit>
+  void for_each_fragment(Visit visit) const {
+    for (const fragment& f : layout_.fragments(comm_->rank())) {
+      const std::size_t b = layout_.slots()[f.parameter].bucket;
+      const std::size_t at = layout_.slots()[f.parameter].arena_offset - layout_.buckets()[b].base +
+                             f.offset - layout_.buckets()[b].shard(comm_->rank()).begin;
+      shard_state s;
+      if constexpr (offloads)
+        if (on_host_now(b)) {
+          const auto& h = host_->shard(b);
+          visit(f, shard_state{h.master.subspan(at, f.count), part_of(h.state, at, f.count)});
+          continue;
+        }
+      if constexpr (keeps_masters)
+        s.master = masters_.span().subspan(plan_.device_at[b] + at, f.count);
+      else
+        s.master = {parameters_[f.parameter].value + f.offset, f.count};
+      s.state = part_of(planes_of<O>(state_.span()), plan_.device_at[b] + at, f.count);
+      visit(f, s);
+    }
+  }
+  /// The host waits until the last step, its gathering included, has run.
+  void synchronize() {
+    if constexpr (offloads) host_->synchronize();
+    work_.synchronize();
+    grads_.issue_stream().synchronize();
+  }
+
+ private:
+  struct state {
+    std::vector<shard_piece<O, float, V>> pieces;              // of this rank, on the device
+    std::vector<std::pair<std::size_t, std::span<V>>> uploads; // from the shard to values
+    event updated, gathered;
+  };
+
+  [[nodiscard]] std::pmr::memory_resource& memory() const {
+    return options_.memory != nullptr ? *options_.memory : backend::memory();
+  }
+  [[nodiscard]] std::span<std::byte> record_bytes() const noexcept {
+    return {reinterpret_cast<std::byte*>(record_.data()), sizeof(step_record)};
+  }
+  static state_planes<O> part_of(state_planes<O> planes, std::size_t at, std::size_t count) {
+    if constexpr (O::state_count > 0)
+      for (auto& p : planes) p = p.subspan(at, count);
+    return planes;
+  }
+  [[nodiscard]] bool adopts_values() const {
+    bool adopts = false;
+    for (const auto& p : parameters_) adopts = adopts || p.value != nullptr;
+    return adopts;
+  }
+  /// Whether this rank's shard of bucket b is in host memory.
+  [[nodiscard]] bool on_host_now(std::size_t b) const {
+    return offloads && plan_.on_host[b] && !layout_.buckets()[b].shard(comm_->rank()).empty();
+  }
+
+  [[nodiscard]] shard_layout make_layout() const {
+    options_.scaler.check();
+    expects(options_.clip == clip_policy::exact || !options_.scaler.enabled,
+            "the loss scaler skips steps that overflow, which needs clip_policy::exact");
+    expects(options_.max_norm == 0 || options_.clip != clip_policy::none, "max_norm is ",
+            options_.max_norm, ", but clip_policy::none clips nothing");
+    expects(!(options_.max_norm < 0), "max_norm is ", options_.max_norm,
+            "; it must not be negative");
+    expects(!options_.stochastic_seed || std::is_same_v<V, bf16>,
+            "stochastic rounding is for values in bf16; here they are ", name_of(dtype_of<V>));
+    expects(options_.microbatches > 0 && options_.ring > 0, "microbatches (", options_.microbatches,
+            ") and ring (", options_.ring, ") must be at least 1");
+    expects(options_.blocks == 0 || across_ == nullptr,
+            "deterministic mode folds over one communicator; it has no replicas");
+    std::vector<std::size_t> counts;
+    for (const auto& p : parameters_) counts.push_back(p.count);
+    return shard_layout::make(counts, comm_->size(), sizeof(G),
+                              {.stage = options_.stage,
+                               .placements = options_.placements,
+                               .bucket_bytes = options_.bucket_bytes,
+                               .tail_bytes = options_.tail_bytes});
+  }
+
+  [[nodiscard]] zero_memory make_plan(const Residency& home) const {
+    zero_shape s{.gradient = sizeof(G),
+                 .value = sizeof(V),
+                 .states = O::state_count,
+                 .microbatches = options_.microbatches,
+                 .ring = options_.ring,
+                 .adopts_values = adopts_values(),
+                 .offload = offloads};
+    if (options_.blocks > 0)
+      s.blocks_per_rank = deterministic{options_.blocks}.blocks_per_rank(comm_->size());
+    if constexpr (offloads) {
+      expects(home.fraction > 0 && home.fraction <= 1, "offload: the fraction is ", home.fraction,
+              "; it must be in (0, 1], and on_device{} keeps everything on the device");
+      s.fraction = home.fraction;
+    }
+    return zero_memory::of(layout_, comm_->rank(), s, std::is_same_v<G, bf16>);
+  }
+
+  void agree_on_model() {
+    std::string text = detail::cat(
+        "gradients ", name_of(dtype_of<G>), ", values ", name_of(dtype_of<V>), ", stage ",
+        options_.stage, ", clip ", static_cast<int>(options_.clip), " to ", options_.max_norm,
+        ", microbatches ", options_.microbatches, ", blocks ", options_.blocks, '\n');
+    for (const auto& p : parameters_)
+      text += detail::cat("parameter '", p.name, "' of ", p.count, '\n');
+    agree(comm_->control(), "the ranks have different models", text + layout_.describe());
+    if (std::is_same_v<G, fp16> && !options_.scaler.enabled)
+      warnings_.push_back("gradients are fp16, but the loss scaler is off: small gradients become "
+                          "zero; set options.scaler.enabled (bf16 needs none)");
+  }
+
+  /// Gives each parameter without memory a place in the arena.
+  void place_values() {
+    const bool adopts = plan_.shape.adopts_values;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      auto& p = parameters_[i];
+      if (p.count == 0) continue;
+      expects(!adopts || p.value != nullptr, "parameter '", p.name,
+              "' has no value pointer, but others have; give all of them one, or none");
+      if (!adopts) p.value = values_.data() + layout_.slots()[i].arena_offset;
+      if constexpr (requires { backend::check_pointer(p.value, std::string_view()); }) {
+        backend::check_pointer(p.value, detail::cat("value of parameter '", p.name, "'"));
+        if (p.gradient != nullptr)
+          backend::check_pointer(p.gradient, detail::cat("gradient of parameter '", p.name, "'"));
+      }
+    }
+  }
+
+  /// What this rank updates, as pieces that are contiguous everywhere.
+  void place_pieces() {
+    const state_planes<O> planes = planes_of<O>(state_.span());
+    for (const fragment& f : layout_.fragments(comm_->rank())) {
+      const slot& where = layout_.slots()[f.parameter];
+      const shard_bucket& bucket = layout_.buckets()[where.bucket];
+      const std::size_t at = where.arena_offset - bucket.base + f.offset -
+                             bucket.shard(comm_->rank()).begin; // in the shard
+      const std::span<V> value(parameters_[f.parameter].value + f.offset, f.count);
+      if (on_host_now(where.bucket)) {
+        buckets_[where.bucket].uploads.emplace_back(at, value);
+        continue;
+      }
+      shard_piece<O, float, V> p;
+      p.logical = where.logical_offset + f.offset;
+      p.data.gradient = grads_.sum(where.bucket).subspan(at, f.count);
+      p.data.state = part_of(planes, plan_.device_at[where.bucket] + at, f.count);
+      if constexpr (keeps_masters) {
+        p.data.master = masters_.span().subspan(plan_.device_at[where.bucket] + at, f.count);
+        p.data.value = value;
+      } else {
+        p.data.master = value;
+      }
+      buckets_[where.bucket].pieces.push_back(p);
+    }
+  }
+
+  void make_host(const on_host& home) {
+    std::string name(256, '\0');
+#if defined(__linux__)
+    static_cast<void>(gethostname(name.data(), name.size() - 1));
+#endif
+    std::size_t ranks_here = 0;
+    for (const std::string& other : comm_->control().all_gather(name)) ranks_here += other == name;
+    const bool locked = backend::on_device;
+    const std::string problem = why_not(plan_.host_bytes(), ranks_here, read_host_limits(), locked);
+    const std::vector<std::string> all = comm_->control().all_gather(problem);
+    for (std::size_t r = 0; r < all.size(); ++r)
+      if (!all[r].empty())
+        throw on_every_rank(usage_error(detail::cat("offload: rank ", r, ": ", all[r])));
+    const auto usable = static_cast<std::size_t>(launch::usable_cpus());
+    const std::size_t cpus = std::max<std::size_t>(1, std::thread::hardware_concurrency());
+    const std::size_t threads =
+        home.threads > 0 ? home.threads : threads_for(usable, cpus, ranks_here);
+    if (usable == 1 && cpus > ranks_here)
+      warnings_.push_back(detail::cat("offload: this rank may use 1 of ", cpus,
+                                      " CPUs, so updates run on one thread; start with "
+                                      "`mpirun --bind-to none ...` (Open MPI binds the ranks of a "
+                                      "job of two to one core each)"));
+    std::pmr::memory_resource& slabs = home.memory != nullptr ? *home.memory : slabs_;
+    host_ = std::make_unique<host_half>(layout_, plan_, comm_->rank(), threads, slabs,
+                                        [this] { return comm_->make_stream(); });
+  }
+
+  [[nodiscard]] grad_scale_terms terms() const {
+    return {.mean = grads_.mean(), .max_norm = options_.max_norm, .scaler = options_.scaler};
+  }
+  [[nodiscard]] update_control control_of(clip_policy policy) const {
+    return {.record = record_.data(),
+            .policy = policy,
+            .terms = terms(),
+            .step = steps_ + 1,
+            .rate = rate_,
+            .stochastic_seed = options_.stochastic_seed};
+  }
+
+  /// For each bucket whose last reduction has been issued: its squares, and its way to the host.
+  void note_issued() {
+    if (!grads_.last()) return;
+    for (; noted_ < grads_.issued(); ++noted_) {
+      const std::size_t b = noted_;
+      const std::span<float> sums = grads_.sum(b);
+      if (options_.clip != clip_policy::none) square(b, sums);
+      if constexpr (offloads) {
+        if (!on_host_now(b)) continue;
+        host_->bring(b, sums, grads_.reduced(b));
+        const bool early = options_.clip == clip_policy::none ||
+                           (options_.clip == clip_policy::previous_step && steps_ > 0);
+        if (early) update_on_host(b, control_of(options_.clip));
+      }
+    }
+  }
+
+  /// Squares of this rank's part of bucket b; what another rank counts is zero here.
+  void square(std::size_t b, std::span<const float> sums) {
+    const shard_bucket& bucket = layout_.buckets()[b];
+    const std::span<double> blocks = blocks_.span().subspan(bucket.first_block, bucket.blocks());
+    if (blocks.empty()) return;
+    work_.wait(grads_.reduced(b));
+    const bool everywhere = !bucket.cut() && bucket.owner < 0; // one rank counts it
+    if (comm_->size() > 1) backend::fill(blocks, 0.0, work_);
+    if (sums.empty() || (everywhere && comm_->rank() != 0)) return;
+    const std::size_t first = bucket.shard(comm_->rank()).begin / norm_block;
+    ops::squares(sums, blocks.subspan(first, ceil_div(sums.size(), norm_block)), work_);
+  }
+
+  /// The norm over all ranks, and what it means for the step.
+  void conclude() {
+    if (comm_->size() > 1 && blocks_.size() > 0) {
+      stream& c = grads_.issue_stream();
+      squared_.record(work_);
+      c.wait(squared_);
+      comm_->template all_reduce<double>(blocks_.span(), blocks_.span(), reduce_op::sum,
+                                         on(c, "norm"));
+      summed_.record(c);
+      work_.wait(summed_);
+    }
+    ops::conclude(blocks_.span(), record_.data(), terms(), work_);
+    concluded_.record(work_);
+    if constexpr (offloads) host_->bring_record(record_.data(), concluded_);
+  }
+
+  void update_on_host(std::size_t b, const update_control& control) {
+    if constexpr (offloads) host_->update(b, hyper_, control);
+  }
+
+  /// After this, `updated` says that the device has this rank's new values of bucket b.
+  void send_up(std::size_t b) {
+    state& s = buckets_[b];
+    if constexpr (offloads)
+      if (on_host_now(b)) {
+        for (const auto& [at, to] : s.uploads) host_->send(b, at, to);
+        return;
+      }
+    s.updated.record(work_);
+  }
+
+  /// All ranks get the new values of bucket b.
+  void gather(std::size_t b) {
+    const shard_bucket& bucket = layout_.buckets()[b];
+    state& s = buckets_[b];
+    stream& c = grads_.issue_stream();
+    if constexpr (offloads)
+      c.wait(on_host_now(b) ? host_->sent(b) : s.updated);
+    else
+      c.wait(s.updated);
+    const auto where = on(c, "values");
+    if (bucket.owner >= 0 && comm_->size() > 1) {
+      for (const std::size_t i : bucket.members)
+        if (parameters_[i].count > 0)
+          comm_->template broadcast<V>({parameters_[i].value, parameters_[i].count}, bucket.owner,
+                                       where);
+    } else if (bucket.cut() && bucket.count > 0) {
+      const bool staged = plan_.shape.adopts_values;
+      const std::span<V> all = values_.span().subspan(staged ? 0 : bucket.base, bucket.padded);
+      const auto mine =
+          all.subspan(static_cast<std::size_t>(comm_->rank()) * bucket.chunk, bucket.chunk);
+      if (staged) stage(bucket, all, true, c);
+      comm_->template all_gather<V>(mine, all, where);
+      if (staged) stage(bucket, all, false, c);
+    }
+    s.gathered.record(c);
+  }
+
+  /// Between parameters that live elsewhere and a staging bucket: this rank's part into it, or the
+  /// others' out of it.
+  void stage(const shard_bucket& bucket, std::span<V> all, bool in, stream& c) {
+    const range mine = bucket.shard(comm_->rank());
+    for (const std::size_t i : bucket.members) {
+      const std::size_t at = layout_.slots()[i].arena_offset - bucket.base;
+      const range whole{at, at + parameters_[i].count};
+      const auto move = [&](range r) {
+        if (r.empty()) return;
+        const std::span<V> there(parameters_[i].value + (r.begin - at), r.size());
+        const std::span<V> here = all.subspan(r.begin, r.size());
+        backend::template copy<V>(in ? there : here, in ? here : there, c);
+      };
+      if (in) {
+        move(intersect(whole, mine));
+      } else {
+        move(intersect(whole, {0, mine.begin}));
+        move(intersect(whole, {mine.end, bucket.count}));
+      }
+    }
+  }
+
+  using host_half = std::conditional_t<offloads, host_state<backend, O, V, G>, int>;
+
+  Comm *comm_, *across_;
+  std::vector<parameter<G, V>> parameters_;
+  typename O::options hyper_;
+  sharded_options options_;
+  shard_layout layout_;
+  zero_memory plan_;
+  std::vector<std::string> warnings_;
+  grad_shards<Comm, G> grads_;
+  buffer<V> values_;
+  buffer<float> masters_, state_;
+  buffer<double> blocks_;
+  buffer<step_record> record_;
+  std::vector<state> buckets_;
+  std::vector<std::uint32_t> bad_; // non-finite local gradients, by parameter
+  slab_resource slabs_;
+  std::unique_ptr<host_half> host_;
+  std::size_t noted_ = 0;
+  std::uint64_t steps_ = 0;
+  double rate_ = 1;
+  bool loaded_ = false;
+  event trained_, squared_, summed_, concluded_, read_;
+  stream work_; // last: drained before the memory goes
+};
+
+} // namespace polyrank
