@@ -158,6 +158,7 @@ std::string report_json(const report& r) {
     hosts.push_back({{"name", m.host},
                      {"format", m.format},
                      {"cpu_model", or_null(m.cpu_model)},
+                     {"driver", or_null(m.driver)},
                      {"numa_nodes", nodes},
                      {"host_bridges", m.host_bridges},
                      {"notes", m.notes}});
@@ -448,6 +449,7 @@ report read_report_json(std::string_view text, std::string_view name) {
     m.host = f.get<std::string>("name", "");
     m.format = f.get<std::string>("format", "");
     m.cpu_model = f.get<std::string>("cpu_model", "");
+    m.driver = f.get<std::string>("driver", "");
     if (const nlohmann::json* nodes = f.find("numa_nodes"); nodes != nullptr) {
       if (!nodes->is_array()) f.fail("numa_nodes", "is no array");
       for (const auto& item : *nodes) {

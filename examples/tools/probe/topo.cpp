@@ -7,13 +7,18 @@
 
 #include <polyrank/probe/diff.hpp>
 #include <polyrank/probe/judge_machine.hpp>
+#include <polyrank/probe/launch_line.hpp>
+#include <polyrank/probe/live.hpp>
 #include <polyrank/probe/svg.hpp>
 #include <polyrank/probe/table.hpp>
+#include <polyrank/probe/tcp_mesh.hpp>
 
 #include <nlohmann/json.hpp>
 
 #include <charconv>
 #include <cstdio>
+
+#include <unistd.h>
 
 namespace polyrank::examples {
 
@@ -42,8 +47,14 @@ std::map<std::string, int> numa_map(const std::vector<std::string>& items) {
 } // namespace
 
 int run_topo(const topo_options& o) {
-  report r = read_any(o.from, numa_map(o.numa));
-  if (r.findings.empty())
+  report r;
+  if (o.from.empty()) {
+    expects(o.numa.empty(), "--numa goes with --from");
+    r.machines.push_back(read_live({}, r.findings));
+  } else {
+    r = read_any(o.from, numa_map(o.numa));
+  }
+  if (o.from.empty() || r.findings.empty())
     for (const machine& m : r.machines)
       for (finding& f : judge_machine(m)) r.findings.push_back(std::move(f));
   if (!o.json.empty()) write_file(o.json, report_json(r));
@@ -93,6 +104,32 @@ int run_diff(const std::string& before, const std::string& after, const std::str
   const std::string text = changes_text(changes);
   std::fputs(text.empty() ? quiet ? "" : "no change\n" : text.c_str(), stdout);
   return changes.empty() ? 0 : 10;
+}
+
+int run_launch_line(const launch_options& o) {
+  std::vector<finding> ignored;
+  const machine m = o.from.empty() ? read_live({}, ignored) : read_any(o.from).machines.at(0);
+  launch_request r;
+  r.hosts = o.hosts;
+  r.ranks_per_host = o.ranks;
+  r.program = o.program;
+  if (o.from.empty()) r.interfaces = list_interfaces();
+  r.as_root = geteuid() == 0;
+  std::string text;
+  if (o.launcher != "srun") text += launch_text(mpirun_line(m, r));
+  if (o.launcher == "both") text += '\n';
+  if (o.launcher != "mpirun") text += launch_text(srun_line(m, r));
+  std::fputs(text.c_str(), stdout);
+  return 0;
+}
+
+int run_explain(const std::string& code) {
+  if (code.empty()) {
+    std::fputs(findings_markdown().c_str(), stdout);
+    return 0;
+  }
+  std::fputs(findings_text({finding{code, "", -1, ""}}).c_str(), stdout);
+  return 0;
 }
 
 } // namespace polyrank::examples

@@ -1,4 +1,4 @@
-// The commands that need one process only: topo, diff, and the table of findings.
+// The commands that need one process only: topo, diff, launch-line, explain.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -16,6 +16,16 @@ struct topo_options {
   std::string svg, json;
   bool quiet = false;
 };
+
+struct launch_options {
+  std::string from; ///< a file; empty: this machine
+  int hosts = 1, ranks = 0;
+  std::string launcher = "both", program = "PROGRAM";
+};
+
+int run_launch_line(const launch_options& o);
+/// One kind of finding, or the table of all as Markdown.
+int run_explain(const std::string& code);
 
 /// @returns the exit code
 int run_topo(const topo_options& o);
