@@ -5,3 +5,6 @@ if(TARGET polyrank_classifier)
   add_executable(ddp_step ddp_step.cpp)
   target_link_libraries(ddp_step PRIVATE polyrank_classifier polyrank_dev)
 endif()
+
+add_executable(grad_sync_overhead grad_sync_overhead.cpp)
+target_link_libraries(grad_sync_overhead PRIVATE polyrank::mpi polyrank_dev)
