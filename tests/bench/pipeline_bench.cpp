@@ -22,7 +22,8 @@ using namespace polyrank::pipeline;
 namespace {
 
 /// Processor seconds of `work`, the median of `rounds` runs. All work is on one thread.
-template <class Work> double median(int rounds, Work&& work) {
+template <class Work>
+double median(int rounds, Work&& work) {
   std::vector<double> seconds;
   for (int i = 0; i < rounds; ++i) {
     const std::clock_t start = std::clock();

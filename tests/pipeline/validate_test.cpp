@@ -156,8 +156,7 @@ TEST_CASE("too few slots are found where they deadlock", "[validate]") {
   REQUIRE(validate(t)->text == "slots are given for 2 of 3 stages");
 }
 
-TEST_CASE("a forward that two transfers from different peers feed cannot be faked", "[validate]") {
-  // Microbatch and stage beyond the shape, rows that do not fit.
+TEST_CASE("a table that does not fit its shape is malformed", "[validate]") {
   table t = generate(schedule::one_f_one_b, 2, 2);
   t.actions[0].stage = 7;
   REQUIRE(validate(t)->kind == fault_kind::malformed);

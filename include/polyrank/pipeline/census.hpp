@@ -53,7 +53,6 @@ class census_taker {
   struct stage_state {
     std::size_t finished = 0; // microbatches whose B or W is done
     bool used = false, unsharded = false, resharded = false, tied = false, reduced = false;
-    bool optimizer = false;
   };
 
   static constexpr std::uint16_t f = bit_of(action_kind::forward),
@@ -202,8 +201,7 @@ class census_taker {
       if (s.reduced) return fail(fault_kind::duplicate, r, n, "occurs twice");
       s.reduced = true;
       break;
-    default: // the optimizer, once per rank: list_of() lets nothing follow it
-      s.optimizer = true;
+    default: // the optimizer: list_of() lets nothing follow it
       return true;
     }
     if (!complete) return fail(fault_kind::order, r, n, "comes before the stage's last gradient");
