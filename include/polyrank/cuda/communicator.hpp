@@ -9,9 +9,9 @@
 // ncclComm_t and never destroys it. Beside another communicator on the same GPU, issue the
 // operations of both in one order on all ranks (NCCL's rule for any two communicators).
 //
-// Failing together. No call into NCCL waits for a peer. When NCCL fails or another rank has sent a
-// cause, NCCL's kernels are made to return (session.hpp), and every later call, and synchronize()
-// of every stream that was used here, throws aborted_error{cause}.
+// Failing together. When NCCL fails or another rank has sent a cause, NCCL's kernels and calls are
+// made to return (session.hpp), and every later call, and synchronize() of every stream that was
+// used here, throws aborted_error{cause}.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

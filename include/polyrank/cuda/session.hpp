@@ -1,19 +1,23 @@
-// An ncclComm_t with everything that keeps it from hanging a program: non-blocking calls with a
-// deadline, a watcher thread, and one cause that all who wait will see.
+// An ncclComm_t with everything that keeps it from hanging a program: a deadline for meeting the
+// other ranks, a watcher thread, and one cause that all who wait will see.
 //
 // The watcher looks every 10 ms for errors of NCCL and for a cause sent by another rank. On either
-// it makes NCCL's kernels return (ncclCommAbort), so that nobody waits for the GPU for ever. A
+// it makes NCCL's kernels and calls return (ncclCommAbort), so that nobody waits for ever. A
 // communicator that belongs to the caller is not aborted, since that would free it: there the cause
 // is only reported.
+//
+// Meeting and parting happen on a helper thread, because NCCL may wait for peers in them. (NCCL's
+// own non-blocking mode would do that too, but then hands every single operation to a thread, which
+// costs about 100 us each.)
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <polyrank/cuda/control.hpp>
+#include <polyrank/cuda/device.hpp>
 #include <polyrank/cuda/failure.hpp>
 #include <polyrank/cuda/nccl.hpp>
 #include <polyrank/cuda/pending.hpp>
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -33,11 +37,12 @@ class session {
   static session create(const ncclUniqueId& id, ncclConfig_t config,
                         std::chrono::milliseconds deadline, cuda::control line) {
     session s(std::move(line));
-    config.blocking = 0;
-    shared& state = *s.state_;
-    const ncclResult_t code =
-        ncclCommInitRankConfig(&state.comm, state.line.size(), id, state.line.rank(), &config);
-    s.meet(code, "ncclCommInitRankConfig", state.comm, deadline);
+    config.blocking = 1;
+    s.meet("ncclCommInitRankConfig", deadline,
+           [id, config, n = s.state_->line.size(),
+            rank = s.state_->line.rank()](ncclComm_t* made) mutable {
+             return ncclCommInitRankConfig(made, n, id, rank, &config);
+           });
     s.watch();
     return s;
   }
@@ -55,11 +60,11 @@ class session {
   session split(int colour, int key, ncclConfig_t config, std::chrono::milliseconds deadline,
                 cuda::control line) {
     session part(std::move(line));
-    config.blocking = 0;
-    const ncclResult_t code = ncclCommSplit(state_->comm, colour, key, &part.state_->comm, &config);
-    meet(code, "ncclCommSplit", state_->comm, deadline);
-    part.arrive(state_->comm, "ncclCommSplit", deadline);
-    part.meet(ncclInProgress, "ncclCommSplit", part.state_->comm, deadline);
+    config.blocking = 1;
+    part.meet("ncclCommSplit", deadline,
+              [parent = state_, colour, key, config](ncclComm_t* made) mutable {
+                return ncclCommSplit(parent->comm, colour, key, made, &config);
+              });
     part.watch();
     return part;
   }
@@ -74,12 +79,15 @@ class session {
   [[nodiscard]] const std::shared_ptr<failure>& why() const noexcept { return state_->why; }
 
   /// Makes calls into NCCL: `f(comm) -> ncclResult_t`, on one thread at a time. Returns when NCCL
-  /// has handed the work to the GPU; throws aborted_error if the session fails meanwhile.
+  /// has handed the work to the GPU; throws aborted_error if the session fails meanwhile. The first
+  /// operation of a kind connects to peers, and so waits for them.
   template <class F>
   void issue(const char* call, call_site site, F f) {
     const std::unique_lock lock(state_->mutex);
     state_->why->check(site);
-    settle(f(state_->comm), call, site);
+    const ncclResult_t code = f(state_->comm);
+    state_->why->check(site); // the reason, where the call was made to return
+    settle(code, call, site);
   }
 
   /// Notes operation `ticket` of `recorder`, just enqueued on `s`, for its stamp of completion.
@@ -120,49 +128,61 @@ class session {
     watcher_ = std::thread([state = state_] { look(*state); });
   }
 
-  /// Waits until NCCL, in the background, has written the handle that it makes from `parent`.
-  void arrive(ncclComm_t parent, const char* call, std::chrono::milliseconds deadline) {
-    const auto until = std::chrono::steady_clock::now() + deadline;
-    const std::atomic_ref<ncclComm_t> made(state_->comm);
-    for (ncclResult_t code = ncclSuccess; made.load() == nullptr;) {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-      check(ncclCommGetAsyncError(parent, &code), "ncclCommGetAsyncError", parent);
-      check(code, call, parent);
-      if (std::chrono::steady_clock::now() > until)
-        throw timeout_error(
-            polyrank::detail::cat(call, ": no result within ", deadline.count(), " ms"));
-    }
-  }
+  /// A call that may wait for peers, on a thread of its own.
+  struct errand {
+    std::mutex mutex;
+    std::condition_variable bell;
+    bool done = false, given_up = false;
+    ncclResult_t code = ncclSuccess;
+    ncclComm_t made = nullptr;
+    std::string last_words;
+  };
 
-  /// Waits until NCCL is done with what it does in the background.
-  void meet(ncclResult_t code, const char* call, ncclComm_t comm,
-            std::chrono::milliseconds deadline) {
+  /// Runs `f(&made)` within `deadline`; throws what went wrong on this rank, after telling the
+  /// others.
+  template <class F>
+  void meet(const char* call, std::chrono::milliseconds deadline, F f) {
+    auto e = std::make_shared<errand>();
+    std::thread([e, f, device = current_device()]() mutable {
+      static_cast<void>(cudaSetDevice(device));
+      ncclComm_t made = nullptr;
+      const ncclResult_t code = f(&made);
+      const std::scoped_lock lock(e->mutex);
+      e->code = code;
+      e->made = made;
+      if (const char* last = ncclGetLastError(nullptr); code != ncclSuccess && last != nullptr)
+        e->last_words = last;
+      e->done = true;
+      if (e->given_up && made != nullptr) static_cast<void>(ncclCommAbort(made));
+      e->bell.notify_all();
+    }).detach();
     const auto until = std::chrono::steady_clock::now() + deadline;
     try {
-      check(code, call, comm);
-      while (code == ncclInProgress) {
-        std::this_thread::sleep_for(std::chrono::microseconds(200));
-        check(ncclCommGetAsyncError(comm, &code), "ncclCommGetAsyncError", comm);
-        check(code, call, comm);
-        if (const std::string cause = state_->line.heard(); !cause.empty())
-          throw aborted_error(cause);
-        if (std::chrono::steady_clock::now() > until)
+      std::unique_lock lock(e->mutex);
+      while (!e->bell.wait_for(lock, std::chrono::milliseconds(5), [&] { return e->done; })) {
+        const std::string cause = state_->line.heard();
+        e->given_up = !cause.empty() || std::chrono::steady_clock::now() > until;
+        if (!cause.empty()) throw aborted_error(cause);
+        if (e->given_up)
           throw timeout_error(polyrank::detail::cat(
               call, ": not all of ", state_->line.size(), " ranks met within ", deadline.count(),
               " ms; a rank is missing, or NCCL's network is blocked (see NCCL_SOCKET_IFNAME; "
               "NCCL_DEBUG=INFO says more)"));
       }
-    } catch (const error& e) {
-      state_->why->set(e.what());
-      state_->line.abort(polyrank::detail::cat("rank ", state_->line.rank(), ": ", e.what()));
-      if (state_->comm != nullptr && state_->owned) static_cast<void>(ncclCommAbort(state_->comm));
+      if (e->code != ncclSuccess)
+        throw nccl_error(call, static_cast<int>(e->code),
+                         polyrank::detail::cat(ncclGetErrorString(e->code), ": ", e->last_words));
+      state_->comm = e->made;
+    } catch (const error& failed) {
+      state_->why->set(failed.what());
+      state_->line.abort(polyrank::detail::cat("rank ", state_->line.rank(), ": ", failed.what()));
       state_->dead = true;
       throw;
     }
   }
 
-  /// Waits until a call that NCCL works on in the background (it connects to peers at the first
-  /// operation) is handed over.
+  /// Waits until a call that NCCL works on in the background (a caller's communicator may be
+  /// non-blocking) is handed over.
   void settle(ncclResult_t code, const char* call, call_site site) {
     check(code, call, state_->comm, site);
     for (unsigned turn = 0; code == ncclInProgress; ++turn) {
@@ -249,14 +269,17 @@ class session {
     watcher_.join();
     if (s.why->is_set()) kill(s);
     if (!s.owned || s.dead) return;
-    // Finalize lets what is enqueued come to its end; a peer that is gone must not keep us.
-    ncclResult_t code = ncclCommFinalize(s.comm);
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    while (code == ncclInProgress && std::chrono::steady_clock::now() < until) {
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-      if (ncclCommGetAsyncError(s.comm, &code) != ncclSuccess) break;
-    }
-    static_cast<void>(code == ncclSuccess ? ncclCommDestroy(s.comm) : ncclCommAbort(s.comm));
+    // Parting waits for what is enqueued, and for peers; one that is gone must not keep us.
+    auto e = std::make_shared<errand>();
+    std::thread([e, comm = s.comm] {
+      static_cast<void>(ncclCommFinalize(comm));
+      static_cast<void>(ncclCommDestroy(comm));
+      const std::scoped_lock lock(e->mutex);
+      e->done = true;
+      e->bell.notify_all();
+    }).detach();
+    std::unique_lock lock(e->mutex);
+    e->bell.wait_for(lock, std::chrono::seconds(10), [&] { return e->done; });
   }
 
   std::shared_ptr<shared> state_;
