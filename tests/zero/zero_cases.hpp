@@ -63,7 +63,7 @@ template <class V>
 std::vector<parameter<V, V>> parameters_of(const std::vector<std::size_t>& counts) {
   std::vector<parameter<V, V>> all;
   for (std::size_t i = 0; i < counts.size(); ++i)
-    all.push_back({"p" + std::to_string(i), counts[i], nullptr, nullptr});
+    all.push_back({detail::cat("p", i), counts[i], nullptr, nullptr});
   return all;
 }
 
