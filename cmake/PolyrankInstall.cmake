@@ -39,5 +39,17 @@ if(TARGET polyrank_mpi AND PKG_CONFIG)
   endforeach()
 endif()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/polyrank.pc.in ${PROJECT_BINARY_DIR}/polyrank.pc @ONLY)
+if(TARGET polyrank_cuda)
+  set(pc_cuda_cflags "-I${NCCL_INCLUDE_DIR}")
+  foreach(dir IN LISTS CUDAToolkit_INCLUDE_DIRS)
+    string(APPEND pc_cuda_cflags " -I${dir}")
+  endforeach()
+  get_filename_component(pc_nccl_dir ${NCCL_LIBRARY} DIRECTORY)
+  set(pc_cuda_libs "-L${pc_nccl_dir} -L${CUDAToolkit_LIBRARY_DIR}")
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/polyrank-cuda.pc.in ${PROJECT_BINARY_DIR}/polyrank-cuda.pc
+    @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/polyrank-cuda.pc
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig COMPONENT headers)
+endif()
 install(FILES ${PROJECT_BINARY_DIR}/polyrank.pc DESTINATION ${CMAKE_INSTALL_DATADIR}/pkgconfig
   COMPONENT headers)

@@ -2,7 +2,7 @@
 # usage: scripts/quickstart.sh [--no-install] [--data DIR] [--jobs N]
 #
 # Installs what is missing (apt), builds the product-image classifier in build/ and trains it with
-# 4 ranks on this machine: on the photos of Debian's dataset-fashion-mnist, or where that cannot be
+# 4 ranks on this machine (with CUDA, NCCL and GPUs: one rank on each of up to 4 GPUs): on the photos of Debian's dataset-fashion-mnist, or where that cannot be
 # had on the handwritten digits in examples/data. The last line is the result:
 #   quickstart: ok backend=host ranks=4 val_accuracy=0.8912 samples_per_second=41230 checkpoint=DIR
 #
@@ -54,6 +54,12 @@ fresh=()
 configure "$build" "${fresh[@]}"
 stage="building train_classifier"
 cmake --build "$build" --target train_classifier --parallel "$jobs"
+
+# The program takes CUDA by itself where every rank has a GPU of its own.
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
+if [[ $gpus -gt 0 && -n $(grep -E '^NCCL_LIBRARY:FILEPATH=/' "$build/CMakeCache.txt" || true) ]]; then
+  ranks=$((gpus < 4 ? gpus : 4))
+fi
 
 stage="training (the lines above say why)"
 rm -rf "$run" && mkdir -p "$run"
