@@ -131,7 +131,7 @@ class job {
           });
       if (taken || (!codes.empty() && !listed)) continue;
       report_.findings.push_back(f);
-      text += (text.empty() ? "" : ", ") + f.code;
+      if (text.find(f.code) == std::string::npos) text += (text.empty() ? "" : ", ") + f.code;
       good = good && f.kind().level() == severity::warning;
     }
     leave(name, good, text);

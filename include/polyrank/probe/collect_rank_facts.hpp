@@ -23,8 +23,6 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-extern char** environ; // POSIX has it in no header without _GNU_SOURCE
-
 namespace polyrank::probe {
 
 namespace detail {

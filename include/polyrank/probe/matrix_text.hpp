@@ -355,9 +355,11 @@ class matrix_reader {
     const auto put = [&](std::size_t column, const found& w) {
       r.tail[column] = {w.text, l.at(w.at)};
     };
+    const auto says_nothing = [](const found& w) { return w.text == "N/A"; };
     if (words.size() > table_.tail.size())
       refuse(name_, l.at(words[table_.tail.size()].at), "row ", r.name, ": \"",
              words[table_.tail.size()].text, "\" stands beyond the last column of the header");
+    if (std::all_of(words.begin(), words.end(), says_nothing)) return; // whichever they are
     if (words.size() == table_.tail.size()) {
       for (std::size_t k = 0; k < words.size(); ++k) put(k, words[k]);
       return;
@@ -376,18 +378,18 @@ class matrix_reader {
         if (good) put(column, w);
       }
       if (good) return;
-    } else if (!touching && !joined && table_.tail.size() >= 2 &&
-               words.size() + 1 == table_.tail.size()) {
-      // Blanks in place of tabs: an empty first cell pushes the second to the next tab stop.
+    } else if (!touching && !joined && tail_column_ > 0) {
+      // Blanks in place of tabs: what starts below "CPU Affinity" belongs there; an empty first
+      // cell pushes the second to the next tab stop.
       const std::size_t column = l.screen_column(words[0].at);
-      if (tail_column_ > 0 && column == tail_column_ + 8) {
+      if (column == tail_column_ && std::all_of(words.begin() + 1, words.end(), says_nothing)) {
+        put(0, words[0]);
+        return;
+      }
+      if (column == tail_column_ + 8 && words.size() + 1 == table_.tail.size()) {
         for (std::size_t k = 0; k < words.size(); ++k) put(k + 1, words[k]);
         return;
       }
-    } else if (words.size() == 1 && table_.tail[0] == "CPU Affinity" && !touching &&
-               tail_column_ > 0 && l.screen_column(words[0].at) == tail_column_) {
-      put(0, words[0]);
-      return;
     }
     refuse(name_, l.at(words[0].at), "row ", r.name, ": ", words.size(), " values for ",
            table_.tail.size(), " columns after the devices; which is missing cannot be told");

@@ -8,18 +8,18 @@
 
 #include <polyrank/backend/concepts.hpp>
 #include <polyrank/core/cost_model.hpp>
+#include <polyrank/core/hash.hpp>
 #include <polyrank/probe/judge_ranks.hpp>
 #include <polyrank/probe/report.hpp>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <numeric>
+#include <optional>
 #include <span>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace polyrank::probe {

@@ -149,6 +149,7 @@ class lstopo_reader {
     g.name = polyrank::detail::cat("GPU", m_.gpus.size());
     g.address = address;
     g.model = info(e, "PCIDevice");
+    if (g.model.empty()) g.model = e.get("name"); // hwloc 1
     if (vendor) g.vendor = {vendor_name(*vendor), source::file};
     if (here.numa) g.numa = {*here.numa, source::file};
     if (!here.cpus.empty()) g.cpus = {here.cpus, source::file};

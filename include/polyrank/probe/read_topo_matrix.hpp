@@ -41,6 +41,12 @@ class topo_matrix_reader {
     m_.make_pairs();
     for (gpu_pair& p : m_.pairs) p.from = source::file;
     is_p2p() ? capabilities() : links();
+    for (std::size_t i = table_.end; i < reader_.lines().size(); ++i)
+      if (trim(reader_.lines()[i].text).starts_with("GPU0")) {
+        m_.notes.push_back(
+            polyrank::detail::cat("line ", i + 1, ": another table, which is not read"));
+        break;
+      }
     return std::move(m_);
   }
 

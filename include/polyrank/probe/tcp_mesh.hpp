@@ -66,7 +66,14 @@ namespace polyrank::probe {
   return out;
 }
 
-enum class tcp_outcome : unsigned char { ok, timed_out, refused, unreachable, other_program };
+enum class tcp_outcome : unsigned char {
+  ok,
+  timed_out,
+  refused,
+  rejected, ///< by a firewall or a route: EHOSTUNREACH, EPERM, EACCES, EINVAL
+  unreachable,
+  other_program
+};
 
 namespace detail {
 
@@ -175,9 +182,20 @@ class tcp_greeter {
       socket(where.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (where.size == 0 || fd.get() < 0) return tcp_outcome::unreachable;
   const auto why = [](int code) {
-    return code == ECONNREFUSED || code == ECONNRESET ? tcp_outcome::refused
-           : code == ETIMEDOUT                        ? tcp_outcome::timed_out
-                                                      : tcp_outcome::unreachable;
+    switch (code) {
+    case ECONNREFUSED:
+    case ECONNRESET:
+      return tcp_outcome::refused;
+    case ETIMEDOUT:
+      return tcp_outcome::timed_out;
+    case EHOSTUNREACH:
+    case EPERM:
+    case EACCES:
+    case EINVAL:
+      return tcp_outcome::rejected;
+    default:
+      return tcp_outcome::unreachable;
+    }
   };
   if (connect(fd.get(), where.get(), where.size) != 0) {
     if (errno != EINPROGRESS) return why(errno);
@@ -206,6 +224,32 @@ class tcp_greeter {
   return hash_text(polyrank::detail::cat(f.host, ' ', f.pid, ' ', f.rank), 0x706f6c7972616e6bULL);
 }
 
+namespace detail {
+
+/// Which kind of finding a failed attempt is.
+[[nodiscard]] inline const char* tcp_cause(const rank_facts& from, const rank_facts& to,
+                                           tcp_outcome how) {
+  const auto interface_of = [&](const std::string& name) {
+    return std::find_if(to.interfaces.begin(), to.interfaces.end(),
+                        [&](const net_interface& n) { return n.name == name; });
+  };
+  const auto its = interface_of(to.announced_by);
+  const bool local = to.announced.empty() || (its != to.interfaces.end() &&
+                                              (its->loopback || its->name.starts_with("docker")));
+  // It announces another interface than its peer, though it has that one too.
+  const auto like_peer = interface_of(from.announced_by);
+  const bool odd_choice = to.announced_by != from.announced_by &&
+                          like_peer != to.interfaces.end() && like_peer->up && !like_peer->loopback;
+  const bool wrong =
+      from.host != to.host &&
+      (local || odd_choice || how == tcp_outcome::other_program || how == tcp_outcome::unreachable);
+  if (wrong) return "wrong_interface";
+  return how == tcp_outcome::timed_out || how == tcp_outcome::rejected ? "port_blocked"
+                                                                       : "port_refused";
+}
+
+} // namespace detail
+
 /// Findings from the outcomes of all pairs: outcomes[a][b] is a's attempt to reach b.
 [[nodiscard]] inline std::vector<finding>
 judge_tcp(const std::vector<rank_facts>& ranks,
@@ -217,16 +261,7 @@ judge_tcp(const std::vector<rank_facts>& ranks,
     for (std::size_t b = 0; b < outcomes[a].size(); ++b) {
       if (a == b || outcomes[a][b] == tcp_outcome::ok) continue;
       const rank_facts &from = ranks[a], &to = ranks[b];
-      const auto i =
-          std::find_if(to.interfaces.begin(), to.interfaces.end(),
-                       [&](const net_interface& n) { return n.name == to.announced_by; });
-      const bool local = i != to.interfaces.end() && (i->loopback || i->name.starts_with("docker"));
-      const bool wrong =
-          from.host != to.host && (local || outcomes[a][b] == tcp_outcome::other_program ||
-                                   outcomes[a][b] == tcp_outcome::unreachable);
-      const char* code = wrong                                      ? "wrong_interface"
-                         : outcomes[a][b] == tcp_outcome::timed_out ? "port_blocked"
-                                                                    : "port_refused";
+      const char* code = detail::tcp_cause(from, to, outcomes[a][b]);
       auto& [sources, targets] = groups[{
           code, cat(to.host, " at ", to.announced, " (", to.announced_by, ") from ", from.host)}];
       if (std::find(sources.begin(), sources.end(), from.rank) == sources.end())
