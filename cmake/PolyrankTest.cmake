@@ -1,4 +1,4 @@
-# polyrank_test(name source... [LIBS lib...] [LABELS label...] [TIMEOUT seconds])
+# polyrank_test(name source... [OPTIMISED] [LIBS lib...] [LABELS label...] [TIMEOUT seconds])
 #   one Catch2 executable without MPI, registered as `name`.
 # polyrank_mpi_test(name source... NP 1 2 3 4 [LIBS lib...] [LABELS label...] [TIMEOUT seconds])
 #   one Catch2 executable, run under mpirun once per rank count, registered as `name.npN`.
@@ -41,12 +41,21 @@ add_custom_target(polyrank_unit_tests)
 add_custom_target(polyrank_mpi_tests)
 add_custom_target(polyrank_build_tests)
 
+# Tests are compiled with -O1: half the time of -O3, and the subject is what they do, not how fast.
+# OPTIMISED is for those whose subject is what the optimiser does.
+function(polyrank_optimise_test name optimised)
+  if(NOT optimised)
+    target_compile_options(${name} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+  endif()
+endfunction()
+
 function(polyrank_test name)
-  cmake_parse_arguments(arg "" "TIMEOUT" "LIBS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "OPTIMISED" "TIMEOUT" "LIBS;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
   add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
+  polyrank_optimise_test(${name} "${arg_OPTIMISED}")
   target_link_libraries(${name} PRIVATE polyrank::core polyrank_test_support polyrank_catch_main
     ${arg_LIBS})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
@@ -65,6 +74,7 @@ function(polyrank_mpi_test name)
     set(arg_TIMEOUT 120)
   endif()
   add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
+  polyrank_optimise_test(${name} FALSE)
   target_link_libraries(${name} PRIVATE polyrank::mpi polyrank_test_support polyrank_catch_mpi_main
     ${arg_LIBS})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
