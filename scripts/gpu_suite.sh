@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: scripts/gpu_suite.sh [--quick] [--data DIR] [--build DIR] [--jobs N]
 #
-# Builds and runs everything that needs a GPU: the CUDA tests (one device; 1, 2 and 4 NCCL ranks),
+# Builds and runs everything that needs a GPU: the CUDA tests (one device; 1 to 4 NCCL ranks),
 # compute-sanitizer, the digests of deterministic mode, and the benchmarks beside PyTorch where it
 # is there. Ends with a short table. Exits with 0, 1 (something failed) or 77 (no GPU).
 #
@@ -69,7 +69,7 @@ step build cmake --build "$build" --parallel "$jobs" --target polyrank_gpu_progr
 [[ $failed -eq 0 ]] || exit 1
 
 step "one device" "$build/tests/cuda.device"
-for n in 1 2 4; do
+for n in 1 2 3 4; do
   step "NCCL, $n ranks" bash -c "set -o pipefail; '$root/scripts/gpu_ranks.sh' $n '$build/tests/cuda.ranks' | tee '$logs/ranks$n'"
 done
 step "digest of gradients, N = 1, 2, 4" same_digest gradients "$logs"/ranks{1,2,4}

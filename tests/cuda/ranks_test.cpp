@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <memory_resource>
 #include <string>
 #include <thread>
 #include <vector>
@@ -239,14 +240,11 @@ float rough_gradient(std::size_t i, std::size_t k, std::size_t block) {
                     static_cast<int>(block % 13) - 26);
 }
 
-struct delays {
-  std::chrono::microseconds producer{0}, collective{0};
-};
-
-/// One step; gradients come from two streams in turn. Returns all gradients in order.
+/// One step; gradients come from two streams in turn, each `late` by some time. Returns all
+/// gradients in order.
 template <class Sync, class Write>
 std::vector<float> step(Sync& sync, cuda::communicator& comm, std::size_t micros, bool overwrite,
-                        Write write, delays d = {}) {
+                        Write write, std::chrono::microseconds late = {}) {
   stream s[2] = {comm.make_stream(), comm.make_stream()};
   std::vector<buffer<float>> alive;
   const auto& parameters = sync.parameters();
@@ -262,7 +260,7 @@ std::vector<float> step(Sync& sync, cuda::communicator& comm, std::size_t micros
     for (std::size_t i = parameters.size(); i-- > 0;) {
       if (parameters[i].count == 0) continue;
       stream& on_this = s[i % 2];
-      if (d.producer.count() > 0) test::delay(on_this, d.producer);
+      if (late.count() > 0) test::delay(on_this, late);
       const std::span<float> g(sync.grad(i), parameters[i].count);
       if (overwrite || m == 0)
         device::copy<float>(fresh[i].span(), g, on_this);
@@ -314,21 +312,45 @@ TEST_CASE("integer gradients are exact, with and without accumulation, in anybod
       }
 }
 
+namespace {
+
+/// A reduce policy that keeps the communication stream busy before each bucket.
+template <class Policy>
+struct late : Policy {
+  std::chrono::microseconds time{0};
+
+  void issue(cuda::communicator& comm, std::span<float> data, std::span<float> scratch,
+             on<stream> where) const {
+    if (time.count() > 0) test::delay(where.stream, time);
+    Policy::issue(comm, data, scratch, where);
+  }
+};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+} // namespace
+
 TEST_CASE("no bit depends on when producers and collectives run") {
   auto& comm = shared_comm();
+  if (8 % comm.size() != 0) return; // deterministic mode has 8 blocks
   model m(memory::ours, comm.rank());
-  const auto run = [&](delays d) {
-    grad_sync sync(comm, m.parameters, deterministic{8}, {.bucket_bytes = 4096});
-    return step(sync, comm, 8 / static_cast<std::size_t>(comm.size()), true, rough_gradient, d);
+  const auto run = [&](std::chrono::microseconds producer, std::chrono::microseconds collective) {
+    grad_sync sync(comm, m.parameters, late<deterministic>{{8}, collective},
+                   {.bucket_bytes = 4096});
+    return step(sync, comm, 8 / static_cast<std::size_t>(comm.size()), true, rough_gradient,
+                producer);
   };
-  const auto plain = run({});
-  const auto slow = run({.producer = 300us});
-  MPI_REQUIRE(MPI_COMM_WORLD,
-              std::memcmp(plain.data(), slow.data(), plain.size() * sizeof(float)) == 0);
+  const auto plain = run(0us, 0us);
+  MPI_REQUIRE(MPI_COMM_WORLD, same_bits(plain, run(300us, 0us)));
+  MPI_REQUIRE(MPI_COMM_WORLD, same_bits(plain, run(0us, 500us)));
+  MPI_REQUIRE(MPI_COMM_WORLD, same_bits(plain, run(200us, 300us)));
 }
 
 TEST_CASE("deterministic mode gives one digest for every number of ranks") {
   auto& comm = shared_comm();
+  if (8 % comm.size() != 0) return;
   model m(memory::ours, comm.rank());
   grad_sync sync(comm, m.parameters, deterministic{8}, {.bucket_bytes = 4096});
   const auto g = step(sync, comm, 8 / static_cast<std::size_t>(comm.size()), true, rough_gradient);
@@ -347,6 +369,60 @@ TEST_CASE("deterministic mode gives one digest for every number of ranks") {
       bad += g[at++] != leaf[0] * 0.125f;
     }
   MPI_REQUIRE(MPI_COMM_WORLD, bad == 0);
+}
+
+namespace {
+
+/// Device memory that counts.
+class counting_memory final : public std::pmr::memory_resource {
+ public:
+  std::size_t calls = 0, bytes = 0;
+
+ private:
+  void* do_allocate(std::size_t n, std::size_t alignment) override {
+    ++calls;
+    bytes += n;
+    return cuda::device_memory().allocate(n, alignment);
+  }
+  void do_deallocate(void* p, std::size_t n, std::size_t alignment) override {
+    bytes -= n;
+    cuda::device_memory().deallocate(p, n, alignment);
+  }
+  [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override {
+    return this == &other;
+  }
+};
+
+} // namespace
+
+TEST_CASE("memory comes from the caller's resource, all of it at construction") {
+  auto& comm = shared_comm();
+  counting_memory pool;
+  {
+    model m(memory::ours, comm.rank());
+    grad_sync sync(comm, m.parameters, all_reduce_sum{},
+                   {.bucket_bytes = 4096, .leave = gradients_hold::sum, .memory = &pool});
+    const std::size_t calls = pool.calls;
+    MPI_REQUIRE(MPI_COMM_WORLD, pool.bytes == sync.bytes());
+    MPI_REQUIRE(MPI_COMM_WORLD,
+                wrong(step(sync, comm, 2, false, integer_gradient),
+                      2 * static_cast<std::size_t>(comm.size()), integer_gradient) == 0);
+    MPI_REQUIRE(MPI_COMM_WORLD, pool.calls == calls);
+  }
+  MPI_REQUIRE(MPI_COMM_WORLD, pool.bytes == 0);
+}
+
+TEST_CASE("a message of more than 2^31 elements") {
+  auto& comm = shared_comm();
+  if (comm.size() > 2) return; // over sockets it would take long
+  stream s = comm.make_stream();
+  const std::size_t n = (std::size_t{1} << 31) + 257;
+  auto x = test::empty<std::byte>(n);
+  cuda::check(cudaMemsetAsync(x.data(), comm.rank() + 7, n, s.native()), "cudaMemsetAsync");
+  comm.broadcast(x.span(), 0, on(s));
+  s.synchronize();
+  const auto last = down(std::span<const std::byte>(x.data() + n - 300, 300));
+  MPI_REQUIRE(MPI_COMM_WORLD, last == std::vector<std::byte>(300, std::byte{7}));
 }
 
 TEST_CASE("a parameter in host memory is refused by name") {
