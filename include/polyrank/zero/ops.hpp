@@ -74,6 +74,10 @@ void update_piece(const shard_piece<O, G, V>& p, const update_numbers& n,
 template <class Backend>
 struct zero_ops;
 
+/// Whether sharded_optimizer works on the backend.
+template <class Backend>
+concept has_zero_ops = requires { sizeof(zero_ops<Backend>); };
+
 template <>
 struct zero_ops<host::backend> {
   using stream = host::stream;
