@@ -27,5 +27,15 @@ if(POLYRANK_MPI)
   endif()
 endif()
 
+# polyrank::checkpoint: files of checkpoints; the only part that needs nlohmann/json.
+find_package(nlohmann_json 3.10 QUIET GLOBAL)
+if(nlohmann_json_FOUND)
+  add_library(polyrank_checkpoint INTERFACE)
+  add_library(polyrank::checkpoint ALIAS polyrank_checkpoint)
+  set_target_properties(polyrank_checkpoint PROPERTIES EXPORT_NAME checkpoint)
+  target_link_libraries(polyrank_checkpoint INTERFACE polyrank_core nlohmann_json::nlohmann_json)
+  list(APPEND polyrank_components checkpoint)
+endif()
+
 # polyrank::cuda: the CUDA + NCCL backend.
 include(${CMAKE_CURRENT_LIST_DIR}/PolyrankCuda.cmake)
