@@ -82,6 +82,7 @@ done
 train=("$build/bin/train_classifier" --quiet)
 [[ -z $data ]] || train+=(--data "$data")
 for n in 1 2 4; do
+  # shellcheck disable=SC2016  # expanded by the inner shell
   step "train_classifier, digest, $n ranks" bash -c 'set -o pipefail; out=$1; shift; "$@" | tee "$out"' train \
     "$logs/digest$n" "$root/scripts/gpu_ranks.sh" "$n" "${train[@]}" --backend cuda --deterministic \
     --digest --steps 60
@@ -120,8 +121,13 @@ step "accuracy within 0.5 points" within
 
 if [[ $quick == no ]]; then
   if command -v compute-sanitizer >/dev/null; then
-    step memcheck compute-sanitizer --tool memcheck --error-exitcode 1 \
-      "$build/tests/cuda.device" "~more than 2^31 elements" "~running out of memory*"
+    memcheck=(compute-sanitizer --tool memcheck --error-exitcode 1 --report-api-errors no)
+    step "memcheck, one device" "${memcheck[@]}" "$build/tests/cuda.device" \
+      "~more than 2^31 elements" "~running out of memory*"
+    for n in 1 2; do
+      step "memcheck, $n ranks" "$root/scripts/gpu_ranks.sh" "$n" "${memcheck[@]}" \
+        "$build/tests/cuda.ranks" "~a message*"
+    done
   fi
   step "bench: kernels" "$build/bin/cuda_kernels_bench"
   step "bench: grad_sync, 1 rank" "$root/scripts/gpu_ranks.sh" 1 "$build/bin/cuda_sync_bench"

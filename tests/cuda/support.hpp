@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <memory_resource>
 #include <span>
 #include <vector>
 
@@ -17,8 +18,8 @@ namespace polyrank::test {
 void delay(cuda::stream& s, std::chrono::microseconds time);
 
 template <class T>
-buffer<T> empty(std::size_t count) {
-  return {count, cuda::device_memory()};
+buffer<T> empty(std::size_t count, std::pmr::memory_resource& memory = cuda::device_memory()) {
+  return {count, memory};
 }
 
 template <class T>
@@ -29,8 +30,9 @@ void put(const std::vector<T>& from, std::span<T> to) {
 }
 
 template <class T>
-buffer<T> up(const std::vector<T>& from) {
-  buffer<T> to = empty<T>(from.size());
+buffer<T> up(const std::vector<T>& from,
+             std::pmr::memory_resource& memory = cuda::device_memory()) {
+  buffer<T> to = empty<T>(from.size(), memory);
   if (!from.empty()) put(from, to.span());
   return to;
 }
