@@ -1,8 +1,10 @@
 // polyrank_plan: answers questions about a training job before it runs.
 //
 //     polyrank_plan schedule --compare --stages 4 --microbatches 8
+//     polyrank_plan memory --parameters 7.5e9 --ranks 64
 //
 // SPDX-License-Identifier: Apache-2.0
+#include "tools/plan/memory.hpp"
 #include "tools/plan/schedule.hpp"
 
 #include "support/flags.hpp"
@@ -26,9 +28,11 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   schedule_flags flags;
   add_schedule(app, flags);
+  memory_flags memory;
+  const CLI::App* memory_command = add_memory(app, memory);
   if (const auto code = parse_flags(app, argc, argv)) return *code;
   try {
-    return run_schedule(flags);
+    return memory_command->parsed() ? run_memory(memory) : run_schedule(flags);
   } catch (const polyrank::usage_error& e) {
     std::fprintf(stderr, "polyrank_plan: %s\n", e.what());
     return 2;
