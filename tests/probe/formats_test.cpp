@@ -147,6 +147,19 @@ TEST_CASE("topo -m: older drivers and other machines") {
     CHECK(*numa.gpus[0].numa == 1);
     CHECK_FALSE(numa.gpus[0].cpus.known());
   }
+  SECTION("cells that say nothing need no column of their own") {
+    const machine m = read_topology("        GPU0    GPU1    CPU Affinity    NUMA Affinity   GPU "
+                                    "NUMA ID\nGPU0     X      PHB     N/A     N/A\n"
+                                    "GPU1    PHB      X      0-7     N/A\n",
+                                    "f");
+    CHECK_FALSE(m.gpus[0].cpus.known());
+    CHECK(cpu_text(*m.gpus[1].cpus) == "0-7");
+  }
+  SECTION("a second table is named, not mixed in") {
+    const machine m = read_topology(tabs + "\n\tGPU0\tGPU1\nGPU0\tX\tOK\nGPU1\tOK\tX\n", "f");
+    CHECK(m.gpus.size() == 2);
+    CHECK(m.notes.size() == 1);
+  }
   SECTION("one GPU") {
     const machine m =
         read_topology("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-7\t0\n", "f");

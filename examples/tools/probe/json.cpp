@@ -415,20 +415,37 @@ void read_pair(const fields& f, machine& m) {
 
 } // namespace
 
+/// How deep brackets nest, strings left out: bounded before parsing, since that recurses.
+static int depth_of(std::string_view text) {
+  int depth = 0, most = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\')
+        ++i;
+      else if (c == '"')
+        in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      most = std::max(most, ++depth);
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return most;
+}
+
 report read_report_json(std::string_view text, std::string_view name) {
   if (text.size() > max_text_bytes)
     throw data_error(polyrank::detail::cat(name, ": more than 64 MiB"));
-  // Depth is bounded here, since a parser of nested arrays may recurse.
-  const auto shallow = [](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    if (depth > 32) throw data_error("nested more than 32 deep");
-    return true;
-  };
+  if (depth_of(text) > 32)
+    throw data_error(polyrank::detail::cat(name, ": nested more than 32 deep"));
   nlohmann::json j;
   try {
-    j = nlohmann::json::parse(text, shallow);
+    j = nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& e) {
-    throw data_error(polyrank::detail::cat(name, ": ", e.what()));
-  } catch (const data_error& e) {
     throw data_error(polyrank::detail::cat(name, ": ", e.what()));
   }
   const fields top(j, std::string(name));

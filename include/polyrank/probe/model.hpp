@@ -340,17 +340,18 @@ inline void resolve_nvlinks(machine& m) {
 /// could be either, so they stay unknown.
 inline void infer_route(machine& m) {
   constexpr int most_links = 18;
+  std::vector<int> sums(m.gpus.size()), peers(m.gpus.size());
+  for (const gpu_pair& p : m.pairs)
+    if (p.nvlink.some())
+      for (const std::size_t g : {p.a, p.b}) {
+        sums[g] += p.nvlink.links;
+        ++peers[g];
+      }
   for (gpu_pair& p : m.pairs) {
     if (!p.nvlink.some() || p.via != route::unknown) continue;
-    int sum = 0, peers = 0;
-    for (const gpu_pair& q : m.pairs)
-      if (q.nvlink.some() && (q.a == p.a || q.b == p.a)) {
-        sum += q.nvlink.links;
-        ++peers;
-      }
-    if (sum > most_links)
+    if (sums[p.a] > most_links)
       p.via = route::by_switch;
-    else if (peers > 1 || m.gpus.size() > 2 || p.nvlink.links <= 4)
+    else if (peers[p.a] > 1 || m.gpus.size() > 2 || p.nvlink.links <= 4)
       p.via = route::direct;
   }
 }

@@ -162,19 +162,22 @@ class topo_matrix_reader {
 
   /// Links of one GPU: its largest pair on a switch, else the sum over its pairs.
   void totals() {
-    for (std::size_t i = 0; i < m_.gpus.size(); ++i) {
+    struct total {
       int sum = 0, most = 0;
       bool by_switch = false, unknown = false;
-      for (const gpu_pair& p : m_.pairs) {
-        if (p.a != i && p.b != i) continue;
-        sum += p.nvlink.links;
-        most = std::max(most, p.nvlink.links);
-        by_switch = by_switch || p.via == route::by_switch;
-        unknown = unknown || p.nvlink.what == nvlink_count::knowledge::unknown;
+    };
+    std::vector<total> totals(m_.gpus.size());
+    for (const gpu_pair& p : m_.pairs)
+      for (const std::size_t g : {p.a, p.b}) {
+        totals[g].sum += p.nvlink.links;
+        totals[g].most = std::max(totals[g].most, p.nvlink.links);
+        totals[g].by_switch |= p.via == route::by_switch;
+        totals[g].unknown |= p.nvlink.what == nvlink_count::knowledge::unknown;
       }
-      if (!unknown && m_.gpus.size() > 1)
-        m_.gpus[i].nvlink_active = {by_switch ? most : sum, source::inferred};
-    }
+    for (std::size_t i = 0; i < m_.gpus.size(); ++i)
+      if (!totals[i].unknown && m_.gpus.size() > 1)
+        m_.gpus[i].nvlink_active = {totals[i].by_switch ? totals[i].most : totals[i].sum,
+                                    source::inferred};
   }
 
   /// "  NIC0: mlx5_0" after the table.
