@@ -42,6 +42,13 @@ std::string config_json(const config& c) {
          {"warmup_epochs", c.warmup_epochs}};
   if (c.steps) j["steps"] = *c.steps;
   if (c.deterministic) j["blocks"] = c.blocks;
+  if (c.sharded()) {
+    j["zero"] = c.zero.value_or(0);
+    j["offload"] = c.offload;
+    j["accumulate"] = c.accumulate;
+    j["clip"] = c.clip;
+    j["optimizer"] = c.optimizer;
+  }
   return j.dump();
 }
 

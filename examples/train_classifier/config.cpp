@@ -7,11 +7,58 @@
 
 namespace polyrank::examples {
 
+namespace {
+
+/// Refuses what no stage of the library is, with the reason.
+std::string check_zero(const std::string& text) {
+  if (text == "0" || text == "1" || text == "2") return {};
+  if (text == "3")
+    return "stage 3 shards the weights too, which this program does not do; take 0, 1 (optimizer "
+           "state) or 2 (and gradients)";
+  return "'" + text +
+         "' is no stage; take 0 (nothing is sharded), 1 (optimizer state) or 2 (and gradients)";
+}
+
+std::string check_positive(const std::string& text) {
+  double x = 0;
+  return CLI::detail::lexical_cast(text, x) && x > 0 && x < 1e30
+             ? std::string()
+             : "'" + text + "' is no positive number";
+}
+
+void add_sharding_flags(CLI::App& app, config& c, std::size_t& zero) {
+  app.add_option("--zero", zero, "ZeRO stage: 0, 1 or 2")
+      ->type_name("S")
+      ->check(CLI::Validator(check_zero, ""));
+  auto* offload = app.add_option("--offload", c.offload, "Optimizer state: none, host")
+                      ->type_name("WHERE")
+                      ->check(CLI::IsMember({"none", "host"}).description(""));
+  app.add_option("--fraction", c.fraction, "Of the state that --offload moves; default 1")
+      ->type_name("F")
+      ->check(CLI::Range(0.0, 1.0).description(""))
+      ->needs(offload);
+  auto* accumulate =
+      app.add_option("--accumulate", c.accumulate, "Microbatches of a rank in a step; default 1")
+          ->type_name("K")
+          ->check(positive_number());
+  accumulate->excludes("--deterministic");
+  app.add_option("--clip", c.clip, "Clip the norm of the gradient to X")
+      ->type_name("X")
+      ->check(CLI::Validator(check_positive, ""));
+  auto* optimizer = app.add_option("--optimizer", c.optimizer, "adamw or sgd; default adamw")
+                        ->type_name("O")
+                        ->check(CLI::IsMember({"adamw", "sgd"}).description(""));
+  // The file holds AdamW's two planes of state.
+  app.get_option("--checkpoint")->excludes(optimizer);
+}
+
+} // namespace
+
 std::variant<config, int> parse_config(int argc, char** argv) {
   config c;
   CLI::App app("Trains a classifier of small pictures, data-parallel over all ranks of mpirun.",
                "train_classifier");
-  std::size_t steps = 0, workers = 0;
+  std::size_t steps = 0, workers = 0, zero = 0;
   app.add_option("--data", c.data, "Fashion-MNIST (IDX) or digits.csv.gz")->type_name("DIR");
   app.add_option("--out", c.out, "Write curves, predictions, metrics to DIR")->type_name("DIR");
   app.add_option("--epochs", c.epochs, "Passes over the data; default 10")
@@ -49,8 +96,10 @@ std::variant<config, int> parse_config(int argc, char** argv) {
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""));
   app.add_option("--trace", c.trace, "Write a Chrome trace of GPU steps to FILE")
       ->type_name("FILE");
+  add_sharding_flags(app, c, zero);
   add_common_flags(app, c.common);
   if (const auto code = parse_flags(app, argc, argv)) return *code;
+  if (app.count("--zero") > 0) c.zero = zero;
   if (steps_flag->count() > 0) c.steps = steps;
   if (workers_flag->count() > 0) c.workers = workers;
   return c;
@@ -66,7 +115,10 @@ std::string describe(const config& c) {
                                  c.batch, ", seed ", c.seed, ", hidden");
   for (const std::size_t h : c.hidden) text += detail::cat(" ", h);
   return text + detail::cat(", deterministic ", c.deterministic, ", blocks ", c.blocks,
-                            ", backend ", c.backend, ", precision ", c.precision);
+                            ", backend ", c.backend, ", precision ", c.precision, ", zero ",
+                            c.zero ? detail::cat(*c.zero) : "none", ", offload ", c.offload,
+                            ", fraction ", c.fraction, ", accumulate ", c.accumulate, ", clip ",
+                            c.clip, ", optimizer ", c.optimizer);
 }
 
 } // namespace polyrank::examples

@@ -30,9 +30,21 @@ struct config {
   std::size_t blocks = 8;
   bool digest = false;
   std::optional<std::size_t> workers;
+  std::optional<std::size_t> zero; ///< ZeRO stage; none: grad_sync, or stage 0 where it is needed
+  std::string offload = "none";    ///< none, host
+  double fraction = 1;             ///< of the optimizer state in host memory
+  std::size_t accumulate = 1;      ///< microbatches of a rank in a step
+  double clip = 0;                 ///< the norm of the gradient is clipped to this; 0: it is not
+  std::string optimizer = "adamw"; ///< adamw, sgd
   double learning_rate = 2e-3;
   double weight_decay = 1e-2;
   double warmup_epochs = 0.5;
+
+  /// Whether sharded_optimizer trains (at stage 0, if only its other abilities were asked for).
+  [[nodiscard]] bool sharded() const noexcept {
+    return zero.has_value() || offload != "none" || accumulate > 1 || clip > 0 ||
+           optimizer != "adamw";
+  }
 };
 
 /// The configuration, or the exit code with which the program is to end now.

@@ -19,11 +19,14 @@
 #include <polyrank/core/version.hpp>
 #include <polyrank/data_parallel/agree.hpp>
 #include <polyrank/launch/run.hpp>
+#include <polyrank/optim/sgd.hpp>
+#include <polyrank/plan/memory.hpp>
 
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 using namespace polyrank;
 using namespace polyrank::examples;
@@ -77,12 +80,37 @@ void say_start(launch::world& world, const config& c, const dataset& d, const st
   std::fflush(stdout);
 }
 
-void say_result(const training_result& r) {
+/// Model state of rank 0 by category, as sharded_optimizer will allocate it.
+void say_memory(const config& c, const dataset& d, std::size_t ranks) {
+  std::vector<std::size_t> counts;
+  for (const tensor& t : parameters_of({d.train.features(), c.hidden, d.train.classes}))
+    counts.push_back(t.count());
+  const memory_table plan =
+      plan_memory(counts, {.ranks = static_cast<int>(ranks),
+                           .stage = c.zero.value_or(0),
+                           .value = sizeof(float),
+                           .gradient = sizeof(float),
+                           .states = c.optimizer == "sgd" ? sgd::state_count : adamw::state_count,
+                           .microbatches = c.accumulate,
+                           .blocks = c.deterministic ? c.blocks : 0,
+                           .offload = c.offload == "host",
+                           .fraction = c.fraction});
+  std::printf("zero     stage %zu, %s; MiB on rank 0:", c.zero.value_or(0),
+              c.offload == "host" ? "state in host memory" : "state beside the weights");
+  for (const memory_row& r : plan.rows())
+    std::printf(" %s %.2f,", std::string(r.what).c_str(),
+                static_cast<double>(r.device + r.host) / (1 << 20));
+  std::printf(" together %.2f\n", static_cast<double>(plan.device() + plan.host()) / (1 << 20));
+}
+
+void say_result(const training_result& r, const config& c) {
   std::printf("result   loss %.4f  accuracy: training %.4f, validation %.4f, test %.4f\n",
               static_cast<double>(r.losses.back()), r.train.accuracy, r.final_validation.accuracy,
               r.test.accuracy);
-  std::printf("speed    %.0f samples/s, %.2f ms a step waiting for gradients\n",
-              r.samples_per_second, r.communication_ms);
+  std::printf("speed    %.0f samples/s", r.samples_per_second);
+  // A sharded optimizer waits for nothing here: the next forward pass waits, layer by layer.
+  if (!c.sharded()) std::printf(", %.2f ms a step waiting for gradients", r.communication_ms);
+  std::printf("\n");
 }
 
 int body(launch::world& world, config c) {
@@ -118,6 +146,7 @@ int body(launch::world& world, config c) {
                                 gpu->precision() != c.precision ? ": this card has no bf16" : "")
                   : detail::cat("host (", gemm_library(), "): ", no_cuda));
 
+  if (talks && c.sharded() && !on_cuda) say_memory(c, data, static_cast<std::size_t>(world.size()));
   progress line({.total = plan.steps, .enabled = talks});
   host_ops ops;
   const train_options options{.workers = workers, .line = speaks ? &line : nullptr};
@@ -130,7 +159,7 @@ int body(launch::world& world, config c) {
                         .ranks = static_cast<std::size_t>(world.size()),
                         .wire_bytes =
                             world.engine().bytes_sent() + (on_cuda ? gpu->wire_bytes() : 0)};
-  if (talks) say_result(result);
+  if (talks) say_result(result, c);
   const auto wrote = [talks](const std::filesystem::path& path) {
     if (talks) std::printf("wrote    %s\n", path.c_str());
   };

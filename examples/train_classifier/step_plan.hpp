@@ -1,6 +1,6 @@
 // How a global step is cut over the ranks. Pure: numbers in, numbers out.
 //
-//     ordinary       one block per rank
+//     ordinary       one block per rank, or `accumulate` of them
 //     deterministic  L blocks per step whatever the ranks, L / N of them on each
 //
 // SPDX-License-Identifier: Apache-2.0
@@ -56,10 +56,10 @@ struct step_plan {
              round_up(c.batch, c.blocks));
     p.blocks = c.blocks;
   } else {
-    if (c.batch % ranks != 0)
-      refuse(ranks, " ranks do not divide --batch ", c.batch, "; take --batch ",
-             round_up(c.batch, ranks));
-    p.blocks = ranks;
+    p.blocks = ranks * c.accumulate;
+    if (c.batch % p.blocks != 0)
+      refuse(ranks, " ranks", c.accumulate > 1 ? detail::cat(" x --accumulate ", c.accumulate) : "",
+             " do not divide --batch ", c.batch, "; take --batch ", round_up(c.batch, p.blocks));
   }
   if (c.batch > train_count)
     refuse("--batch ", c.batch, " is more than the ", train_count, " training pictures");

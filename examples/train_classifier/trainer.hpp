@@ -13,6 +13,7 @@
 #include "train_classifier/dataset.hpp"
 #include "train_classifier/mlp.hpp"
 #include "train_classifier/ops.hpp"
+#include "train_classifier/parallel.hpp"
 #include "train_classifier/step_plan.hpp"
 
 #include <polyrank/backend/buffer.hpp>
@@ -64,29 +65,30 @@ struct train_options {
   progress* line = nullptr; ///< of rank 0
 };
 
-/// One run with one reduce policy. Use train().
-template <communicator Comm, classifier_ops Ops, class Policy>
+/// One run with one way to keep weights over the ranks (parallel.hpp). Use train().
+template <communicator Comm, classifier_ops Ops, class Parallel>
 class trainer {
  public:
   using backend = typename Ops::backend;
   using stream = typename backend::stream;
   using event = typename backend::event;
 
+  /// `how` is what Parallel wants to know beside the configuration: a policy, or where state lives.
+  template <class How>
   trainer(Comm& comm, Ops& ops, const config& c, const dataset& data, const train_options& options,
-          Policy policy)
+          How how)
       : comm_(comm), ops_(ops), config_(c), data_(data), options_(options),
         ranks_(to_size(comm.size())), rank_(to_size(comm.rank())),
         plan_(plan_steps(c, ranks_, data.train.count())),
         shape_{data.train.features(), c.hidden, data.train.classes},
-        tensors_(parameters_of(shape_)), weights_(parameter_count(shape_), backend::memory()),
-        state_(adamw::state_count * weights_.size(), backend::memory()),
+        tensors_(parameters_of(shape_)),
         losses_(loss_window * plan_.blocks_per_rank, backend::memory()),
         stream_(comm.make_stream()), model_(ops, shape_, std::max(plan_.rows_per_block, eval_rows)),
         input_(Ops::stages ? std::max(plan_.rows_per_block, eval_rows) * shape_.inputs : 0,
                backend::memory()),
         labels_(Ops::stages ? plan_.rows_per_block : 0, backend::memory()),
         best_(eval_rows, backend::memory()), confidence_(eval_rows, backend::memory()),
-        sync_(start(policy)) {}
+        parallel_(comm, ops, c, tensors_, initial_parameters(shape_, c.seed), stream_, how) {}
 
   /// Queued work refers to members: it runs (or is skipped, after a failure) before they go.
   ~trainer() {
@@ -138,7 +140,7 @@ class trainer {
         result.validation.emplace_back(static_cast<double>(step + 1), e.accuracy);
         if (last) result.final_validation = e;
       }
-      sync_.verify_replicas(stream_);
+      parallel_.verify(stream_);
       segment = clock::now();
     }
     const auto steps = static_cast<double>(plan_.steps);
@@ -146,8 +148,7 @@ class trainer {
     result.communication_ms = waited_ms / std::max(1.0, steps - 2);
     result.train = evaluate(data_.train);
     result.test = evaluate(data_.test);
-    ops_.read_back(stream_, weights_.span(), result.parameters);
-    ops_.read_back(stream_, state_.span(), result.state);
+    parallel_.read(stream_, result.parameters, result.state);
     result.digest = digest(result);
     return result;
   }
@@ -173,23 +174,6 @@ class trainer {
   [[nodiscard]] static double since(clock::time_point start) {
     return std::chrono::duration<double>(clock::now() - start).count();
   }
-  [[nodiscard]] float* weight(std::size_t i) const noexcept {
-    return weights_.data() + tensors_[i].offset;
-  }
-
-  /// Initial weights, zero state, and the gradient exchange over them.
-  [[nodiscard]] grad_sync<Comm, float, float, Policy> start(Policy policy) {
-    const std::vector<float> initial = initial_parameters(shape_, config_.seed);
-    ops_.write(stream_, std::span<const float>(initial), weights_.span());
-    backend::fill(state_.span(), 0.0f, stream_);
-    stream_.synchronize();
-    std::vector<parameter<float>> parameters;
-    for (std::size_t i = 0; i < tensors_.size(); ++i)
-      parameters.push_back(
-          {.name = tensors_[i].name, .count = tensors_[i].count(), .value = weight(i)});
-    return {comm_, std::move(parameters), policy, {.leave = gradients_hold::sum}};
-  }
-
   void assemble(const sampler& rows, range mine, std::size_t step, batch& b) const {
     const std::size_t features = shape_.inputs;
     b.x.resize(mine.size() * features);
@@ -202,9 +186,10 @@ class trainer {
   }
 
   void enqueue_step(std::size_t step, const batch& b) {
-    const auto weights = [this](std::size_t i) { return weight(i); };
-    const auto grad = [this](std::size_t i) { return sync_.grad(i); };
-    const auto ready = [this](std::size_t i) { sync_.ready(i, stream_); };
+    const auto weights = [this](std::size_t i) { return parallel_.weight(i, stream_); };
+    const auto grad = [this](std::size_t i) { return parallel_.grad(i, stream_); };
+    const auto ready = [this](std::size_t i) { parallel_.ready(i, stream_); };
+    const double rate = rate_at(plan_, step);
     const std::size_t rows = plan_.rows_per_block, mark = 2 * (step % 2);
     for (std::size_t block = 0; block < plan_.blocks_per_rank; ++block) {
       const float* x = ops_.stage(
@@ -213,25 +198,15 @@ class trainer {
       const std::uint8_t* labels =
           ops_.stage(stream_, std::span(b.labels).subspan(block * rows, rows), labels_.span());
       float* loss = losses_.data() + step % loss_window * plan_.blocks_per_rank + block;
-      sync_.begin(block, plan_.blocks_per_rank);
+      parallel_.begin(block, plan_.blocks_per_rank, rate);
       model_.forward(stream_, weights, x, rows);
       model_.loss(stream_, labels, loss, rows);
       model_.backward(stream_, weights, x, rows, grad, ready);
       ops_.mark(stream_, mark);
-      sync_.finish(stream_);
+      parallel_.finish(stream_);
     }
     ops_.mark(stream_, mark + 1);
-    const warmup_cosine schedule{.warmup = plan_.warmup, .total = plan_.horizon};
-    const adamw::hyper hyper =
-        adamw::at({.lr = config_.learning_rate, .weight_decay = config_.weight_decay}, step + 1,
-                  schedule(step));
-    const state_planes<adamw> planes = planes_of<adamw>(state_.span());
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      const std::size_t at = tensors_[i].offset, n = tensors_[i].count();
-      ops_.template update<adamw>(stream_, weights_.span().subspan(at, n), {sync_.grad(i), n},
-                                  {planes[0].subspan(at, n), planes[1].subspan(at, n)}, hyper,
-                                  sync_.grad_scale());
-    }
+    parallel_.update(step, rate, stream_);
   }
 
   /// Appends the losses of the steps since the last call: means over all blocks, added in block
@@ -278,7 +253,7 @@ class trainer {
         data_.to_input(images.picture(at + i), x.data() + i * features);
       const float* input = ops_.stage(stream_, std::span<const float>(x), input_.span());
       model_.forward(
-          stream_, [this](std::size_t i) { return weight(i); }, input, rows);
+          stream_, [this](std::size_t i) { return parallel_.weight(i, stream_); }, input, rows);
       ops_.classify(stream_, model_.logits(), best_.data(), confidence_.data(), rows,
                     shape_.classes);
       ops_.read_back(stream_, best_.span().first(rows), best);
@@ -330,25 +305,51 @@ class trainer {
   step_plan plan_;
   mlp_shape shape_;
   std::vector<tensor> tensors_;
-  buffer<float> weights_, state_, losses_;
+  buffer<float> losses_;
   stream stream_;
   mlp<Ops> model_;
   buffer<float> input_;
   buffer<std::uint8_t> labels_;
   buffer<float> best_, confidence_;
   flight flights_[2]; // the host runs at most two steps ahead of the stream
-  grad_sync<Comm, float, float, Policy> sync_;
+  Parallel parallel_;
 };
 
+/// With sharded_optimizer.
+template <elementwise_optimizer O, communicator Comm, classifier_ops Ops>
+[[nodiscard]] training_result train_sharded(Comm& comm, Ops& ops, const config& c,
+                                            const dataset& data, const train_options& options) {
+  if (c.offload == "host")
+    return trainer<Comm, Ops, sharded<Comm, Ops, O, on_host>>(comm, ops, c, data, options,
+                                                              on_host{.fraction = c.fraction})
+        .run();
+  return trainer<Comm, Ops, sharded<Comm, Ops, O, on_device>>(comm, ops, c, data, options,
+                                                              on_device{})
+      .run();
+}
+
 /// Trains and evaluates. @collective
-/// @throws usage_error if ranks, blocks and batch do not fit (the same on every rank)
+/// @throws usage_error if ranks, blocks and batch do not fit, or the backend lacks what the flags
+/// ask for (the same on every rank)
 template <communicator Comm, classifier_ops Ops>
 [[nodiscard]] training_result train(Comm& comm, Ops& ops, const config& c, const dataset& data,
                                     const train_options& options = {}) {
+  if (c.sharded()) {
+    if constexpr (has_zero_ops<typename Ops::backend>)
+      return c.optimizer == "sgd" ? train_sharded<sgd>(comm, ops, c, data, options)
+                                  : train_sharded<adamw>(comm, ops, c, data, options);
+    else
+      throw on_every_rank(usage_error(
+          "--zero, --offload, --accumulate, --clip and --optimizer work on the host backend only; "
+          "add --backend host"));
+  }
   if (c.deterministic)
-    return trainer<Comm, Ops, deterministic>(comm, ops, c, data, options, {.blocks = c.blocks})
+    return trainer<Comm, Ops, replicated<Comm, Ops, deterministic>>(
+               comm, ops, c, data, options, deterministic{.blocks = c.blocks})
         .run();
-  return trainer<Comm, Ops, all_reduce_sum>(comm, ops, c, data, options, {}).run();
+  return trainer<Comm, Ops, replicated<Comm, Ops, all_reduce_sum>>(comm, ops, c, data, options,
+                                                                   all_reduce_sum{})
+      .run();
 }
 
 } // namespace polyrank::examples
