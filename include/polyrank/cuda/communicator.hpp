@@ -25,8 +25,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -73,7 +75,9 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
     const std::uint64_t mine = reinterpret_cast<std::uintptr_t>(native);
     const std::string first =
         line.all_gather({reinterpret_cast<const char*>(&mine), sizeof mine})[0];
-    return {line, session::view(native, line), device, recorder, options{}, hash_text(first)};
+    return {
+        line,          session::view(native, line), device, recorder, options{}, hash_text(first),
+        everyone(line)};
   }
 
   [[nodiscard]] int rank() const { return line_.rank(); }
@@ -102,9 +106,17 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
     cuda::control line = line_.split(colour, key);
     const std::uint64_t id =
         hash_combine(hash_combine(id_, ++splits_), static_cast<std::uint64_t>(colour));
-    return {line,     session_.split(colour, key, options_.config, options_.init_deadline, line),
-            device_,  recorder_,
-            options_, id};
+    std::vector<int> members;
+    for (const std::string& number :
+         line.all_gather(polyrank::detail::cat(members_[static_cast<std::size_t>(rank())])))
+      members.push_back(std::atoi(number.c_str()));
+    return {line,
+            session_.split(colour, key, options_.config, options_.init_deadline, line),
+            device_,
+            recorder_,
+            options_,
+            id,
+            std::move(members)};
   }
 
   /// Issues the operations that `body` makes, all on stream `s`, as one launch.
@@ -150,14 +162,21 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
   communicator(cuda::control line, int device, hang::flight_recorder* recorder, options o,
                const start& s)
       : communicator(line, meet(line, device, s.id, o), device, recorder, o,
-                     hash_bytes(&s.id, sizeof s.id)) {
+                     hash_bytes(&s.id, sizeof s.id), everyone(line)) {
     warnings_ = s.warnings;
   }
   communicator(cuda::control line, session s, int device, hang::flight_recorder* recorder,
-               options o, std::uint64_t id)
+               options o, std::uint64_t id, std::vector<int> members)
       : line_(std::move(line)), session_(std::move(s)), device_(device), recorder_(recorder),
-        options_(o), id_(id) {
+        options_(o), id_(id), members_(std::move(members)) {
     history_.id = static_cast<std::uint32_t>(id);
+    if (recorder_ != nullptr) recorder_->attach(history_.id, members_, line_.rank());
+  }
+
+  static std::vector<int> everyone(const cuda::control& line) {
+    std::vector<int> all(static_cast<std::size_t>(line.size()));
+    std::iota(all.begin(), all.end(), 0);
+    return all;
   }
 
   static session meet(cuda::control& line, int device, const ncclUniqueId& id, const options& o) {
@@ -323,6 +342,7 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
   hang::flight_recorder* recorder_;
   options options_;
   std::uint64_t id_, splits_ = 0, bytes_sent_ = 0;
+  std::vector<int> members_; // numbers in the communicator that no split has made
   hang::comm_history history_;
   std::vector<std::string> warnings_;
   const event* last_ = nullptr; // of the session
