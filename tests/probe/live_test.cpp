@@ -127,6 +127,14 @@ TEST_CASE("sysfs: in a virtual machine the node is not known, unless there is on
   s.device("pci0002:00/0002:00:00.0", "0x030200", "0x10de", -1);
   CHECK(read_sysfs(s.root).pair(0, 1).node_or_sys);
   s.numa_node(0, "0-7");
+  s.write(s.device("pci0000:00/0000:00:03.0", "0x020000", "0x1af4", -1) / "virtio0/net/eth0/speed",
+          "-1");
+  const machine sockets = read_sysfs(s.root);
+  REQUIRE(sockets.nics.size() == 1); // without RDMA, plain network functions are what NCCL takes
+  CHECK(sockets.nics[0].name == "eth0");
+  CHECK_FALSE(sockets.nics[0].rdma);
+  CHECK(sockets.nics[0].to_gpus == std::vector{path_class::node, path_class::node});
+  CHECK(sockets.ethernet.empty());
   CHECK(read_sysfs(s.root).pair(0, 1).pci == path_class::node);
   CHECK(read_sysfs(s.root).gpus[0].numa.from == source::inferred);
 }

@@ -64,7 +64,7 @@ json gpu_json(const gpu& g, std::size_t host, std::size_t index, const machine& 
   return out;
 }
 
-json nic_json(const nic& n, std::size_t host, bool rdma) {
+json nic_json(const nic& n, std::size_t host) {
   json ports = json::array();
   for (const net_port& p : n.ports) {
     json port{{"name", p.name}};
@@ -79,7 +79,7 @@ json nic_json(const nic& n, std::size_t host, bool rdma) {
            {"label", n.label},
            {"pci_address", address_json(n.address)},
            {"model", or_null(n.model)},
-           {"rdma", rdma},
+           {"rdma", n.rdma},
            {"numa", n.numa.known() ? json(*n.numa) : json()},
            {"ports", ports},
            {"to_gpus", paths_json(n.to_gpus)},
@@ -164,8 +164,8 @@ std::string report_json(const report& r) {
                      {"notes", m.notes}});
     for (std::size_t i = 0; i < m.gpus.size(); ++i) gpus.push_back(gpu_json(m.gpus[i], h, i, m));
     for (const gpu_pair& p : m.pairs) pairs.push_back(pair_json(p, h));
-    for (const nic& n : m.nics) nics.push_back(nic_json(n, h, true));
-    for (const nic& n : m.ethernet) ethernet.push_back(nic_json(n, h, false));
+    for (const nic& n : m.nics) nics.push_back(nic_json(n, h));
+    for (const nic& n : m.ethernet) ethernet.push_back(nic_json(n, h));
   }
   for (const rank_facts& f : r.ranks) ranks.push_back(rank_json(f));
   for (const rank_link& l : r.rank_links)
@@ -362,6 +362,7 @@ nic read_nic(const fields& f) {
   nic n;
   n.name = f.need<std::string>("name");
   n.label = f.get<std::string>("label", "");
+  n.rdma = f.get<bool>("rdma", true);
   n.address = read_address(f);
   n.model = f.get<std::string>("model", "");
   if (f.find("numa") != nullptr) n.numa = {f.need<std::int64_t>("numa"), source::file};

@@ -162,7 +162,8 @@ inline void read_nccl_conf(const std::filesystem::path& file, rank_facts& f) {
   if (!m.driver.empty()) f.versions["nvidia driver"] = m.driver;
   f.libraries = detail::loaded_libraries("/proc/self/maps");
   f.interfaces = list_interfaces();
-  for (const nic& n : m.nics) f.rdma_nics.push_back(n.name);
+  for (const nic& n : m.nics)
+    if (n.rdma) f.rdma_nics.push_back(n.name);
   if (const gpu* g = detail::gpu_of_local_rank(m, local_rank); g != nullptr) {
     f.gpu_uuid = !g->uuid.empty() ? g->uuid : g->address ? pci_text(*g->address) : g->name;
     f.gpu_model = g->model;

@@ -7,6 +7,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <polyrank/probe/interfaces.hpp>
 #include <polyrank/probe/nccl_choice.hpp>
 #include <polyrank/probe/nvml_reader.hpp>
 #include <polyrank/probe/sysfs.hpp>
@@ -46,6 +47,18 @@ struct live_options {
   gethostname(name, sizeof name - 1);
   m.host = name;
   m.cpu_model = cpu_model_of(o.proc);
+  if (m.nics.empty()) // a container: interfaces without a PCI device
+    for (const net_interface& i : list_interfaces()) {
+      if (!i.up || i.loopback || i.address.empty()) continue;
+      nic n;
+      n.name = i.name;
+      n.label = polyrank::detail::cat("NIC", m.nics.size());
+      n.rdma = false;
+      n.ports = {{i.name, 0, -1, 0, ""}};
+      n.to_gpus.assign(m.gpus.size(), path_class::unknown);
+      m.nics.push_back(std::move(n));
+    }
+  for (nic& n : m.nics) n.to_nics.resize(m.nics.size(), path_class::unknown);
   const std::size_t on_bus = m.gpus.size();
   if (!o.nvml_library.empty()) {
     nvml lib(o.nvml_library, o.call_deadline);

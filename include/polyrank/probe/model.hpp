@@ -213,6 +213,7 @@ struct net_port {
 struct nic {
   std::string name;  ///< "mlx5_0"; the PCI address where there is no name
   std::string label; ///< "NIC0", where the source numbers them
+  bool rdma = true;
   std::optional<pci_address> address;
   std::string model;
   fact<std::int64_t> numa;

@@ -104,8 +104,14 @@ struct tree_path {
 /// Fills the PCI classes of all pairs and NICs of `m` from the tree; `gpus`, `nics` and `ethernet`
 /// are the nodes of the machine's devices, in order.
 inline void relate(machine& m, const pci_tree& t, const std::vector<std::size_t>& gpus,
-                   const std::vector<std::size_t>& nics, const std::vector<std::size_t>& ethernet,
-                   source from) {
+                   std::vector<std::size_t> nics, std::vector<std::size_t> ethernet, source from) {
+  for (nic& n : m.ethernet) n.rdma = false;
+  if (m.nics.empty()) { // without RDMA, NCCL takes sockets over these
+    m.nics.swap(m.ethernet);
+    nics.swap(ethernet);
+    for (std::size_t i = 0; i < m.nics.size(); ++i)
+      m.nics[i].label = polyrank::detail::cat("NIC", i);
+  }
   if (m.pairs.empty()) m.make_pairs();
   for (gpu_pair& p : m.pairs) {
     const tree_path path = path_between(t, gpus[p.a], gpus[p.b]);
