@@ -17,7 +17,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <polyrank/hang/flight_recorder.hpp>
+#include <polyrank/hang/ring.hpp>
 #include <polyrank/host/communicator.hpp>
 #include <polyrank/launch/cpu_mask.hpp>
 #include <polyrank/launch/launcher.hpp>
@@ -40,6 +40,7 @@ namespace polyrank::launch {
 
 struct world_options {
   std::size_t recorder_slots = 4096;              ///< of the flight recorder
+  hang::ring* ring = nullptr;                     ///< where to record instead; not owned
   std::size_t max_message = std::size_t{1} << 30; ///< bytes of one MPI message; smaller in tests
   host::tuning tuning{};
 };
@@ -120,7 +121,16 @@ class world {
   }
 
   [[nodiscard]] host::progress_engine& engine() noexcept { return *state_->engine; }
-  [[nodiscard]] hang::flight_recorder& recorder() noexcept { return state_->recorder; }
+  [[nodiscard]] hang::flight_recorder& recorder() noexcept {
+    return state_->ring != nullptr ? state_->ring->recorder() : *state_->recorder;
+  }
+  /// The ring that other processes can read, for its phases and pauses; null where there is none.
+  [[nodiscard]] hang::ring* ring() noexcept { return state_->ring; }
+  /// True once this rank was asked to save at the next step boundary and stop with exit code 75.
+  /// The signal does not reach all ranks at one moment: agree (all_reduce_max) before you act.
+  [[nodiscard]] bool save_requested() noexcept {
+    return state_->ring != nullptr && state_->ring->save_requested();
+  }
 
   /// A communicator of all ranks; each call makes a new one, with an order of its own. @collective
   [[nodiscard]] host::communicator communicator() {
@@ -134,7 +144,9 @@ class world {
 
  private:
   struct state {
-    explicit state(std::size_t slots) : recorder(slots) {}
+    explicit state(const world_options& o) : ring(o.ring) {
+      if (ring == nullptr) recorder = std::make_unique<hang::flight_recorder>(o.recorder_slots);
+    }
 
     MPI_Comm comm = MPI_COMM_NULL;
     bool owns = false;
@@ -144,7 +156,8 @@ class world {
     std::optional<launch::launcher> from;
     std::vector<std::string> warnings;
     host::tuning tuning;
-    hang::flight_recorder recorder;
+    hang::ring* ring;
+    std::unique_ptr<hang::flight_recorder> recorder;
     std::unique_ptr<host::progress_engine> engine;
   };
 
@@ -152,7 +165,7 @@ class world {
 
   void start(MPI_Comm comm, bool owns, int level, options o) {
     using host::detail::check_mpi;
-    auto s = std::make_unique<state>(o.recorder_slots);
+    auto s = std::make_unique<state>(o);
     s->owns = owns;
     s->exceptions = std::uncaught_exceptions();
     s->tuning = o.tuning;

@@ -1,0 +1,339 @@
+// selftest: a job for each fault; the verdict, the ranks, the operation, the exit code, the time,
+// and whether every process is gone.
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/hang/commands.hpp"
+
+#include "support/files.hpp"
+
+#include <polyrank/core/error.hpp>
+#include <polyrank/core/text.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace polyrank::examples {
+namespace {
+
+using steady = std::chrono::steady_clock;
+
+struct scenario {
+  std::string_view name;
+  std::string_view verdict; ///< expected in the headline; empty: there must be none
+  std::string_view says;    ///< another part of the headline: the place, the state
+  std::vector<int> codes;   ///< exit codes of mpirun that are right
+  bool death = false;       ///< must be told within 2 s, whatever the deadline
+  bool names_rank = true;   ///< the headline names the rank at fault
+  int rank = 2;
+  bool cluster_only = false;
+  std::string_view what{};
+};
+
+const std::vector<scenario>& scenarios() {
+  // mpirun's own codes: 137 and 134 for a rank that a signal ended.
+  static const std::vector<scenario> all{
+      {"skip", "NEVER_ENTERED", "\"bucket 1\"", {82}, false, true, 2, false, "skips a collective"},
+      {"sleep", "NEVER_ENTERED", "\"bucket 0\"", {82}, false, true, 2, false, "sleeps"},
+      {"spin",
+       "NEVER_ENTERED",
+       "main thread runs",
+       {82},
+       false,
+       true,
+       2,
+       false,
+       "computes for ever"},
+      {"stop", "NEVER_ENTERED", "SIGSTOP", {82}, false, true, 2, false, "is stopped"},
+      {"stop_first", "NEVER_ENTERED", "SIGSTOP", {82}, false, true, 0, false, "rank 0 is stopped"},
+      {"kill", "RANK_DEAD", "\"bucket 0\"", {80, 137}, true, true, 2, false, "SIGKILL"},
+      {"kill_first",
+       "RANK_DEAD",
+       "\"bucket 0\"",
+       {80, 137},
+       true,
+       true,
+       0,
+       false,
+       "rank 0: SIGKILL"},
+      {"abort", "RANK_DEAD", "\"bucket 0\"", {80, 134}, true, true, 2, false, "SIGABRT"},
+      {"throw", "RANK_DEAD", "deliberate failure", {1}, true, true, 2, false, "throws"},
+      {"exit", "RANK_DEAD", "\"bucket 0\"", {80, 1, 0}, true, true, 2, false, "_exit(0)"},
+      {"leave", "RANK_DEAD", "left the program", {80}, false, true, 2, false, "returns early"},
+      {"count", "MISMATCH", "x 39999", {81}, false, true, 2, false, "another count"},
+      {"type", "MISMATCH", "f64", {81}, false, true, 2, false, "another type"},
+      {"op", "MISMATCH", "max", {81}, false, true, 2, false, "another operator"},
+      {"kind", "MISMATCH", "broadcast", {81}, false, true, 2, false, "another collective"},
+      {"root", "MISMATCH", "root 1", {81}, false, true, 2, false, "another root"},
+      {"extra", "MISMATCH", "\"bucket 2\"", {81}, false, true, 2, false, "one collective too many"},
+      {"order",
+       "ORDER_INVERSION",
+       "\"second\"",
+       {83},
+       false,
+       true,
+       2,
+       false,
+       "two communicators, other order"},
+      {"send_send", "P2P_CYCLE", "send to", {83}, false, true, 2, false, "both send first"},
+      {"ring", "P2P_CYCLE", "\"to next\"", {83}, false, true, 2, false, "a ring of sends"},
+      {"pipeline",
+       "NEVER_ENTERED",
+       "receive from",
+       {82},
+       false,
+       true,
+       1,
+       false,
+       "a stage never sends"},
+      {"subgroup",
+       "NEVER_ENTERED",
+       "\"half\"",
+       {82},
+       false,
+       true,
+       2,
+       false,
+       "sleeps; half of the ranks wait"},
+      {"stream",
+       "GPU_BLOCKED",
+       "\"bucket 0\"",
+       {84},
+       false,
+       true,
+       2,
+       false,
+       "its stream is blocked"},
+      {"barrier", "HOST", "MPI_Barrier", {86}, false, true, 2, false, "misses a barrier of MPI"},
+      {"init",
+       "INIT_TIMEOUT",
+       "MPI_Init",
+       {87},
+       false,
+       true,
+       2,
+       false,
+       "does not come to MPI_Init"},
+      {"straggler",
+       "STRAGGLER",
+       "is last in",
+       {0},
+       false,
+       true,
+       2,
+       false,
+       "100 ms late in each step"},
+      {"fork", "finding", "child(ren)", {0}, false, true, 2, false, "forks after start-up"},
+      {"pause", "", "", {0}, false, false, 2, false, "a declared pause of 3 deadlines"},
+      {"slow", "", "", {0}, false, false, 2, false, "half a deadline late"},
+      {"cut",
+       "TRANSPORT",
+       "dead or unreachable",
+       {85},
+       false,
+       false,
+       2,
+       true,
+       "its host's network is cut"},
+  };
+  return all;
+}
+
+struct outcome {
+  int code = -1;
+  std::string output, headline;
+  double seconds = -1; ///< from the fault to the headline
+  int left = 0;        ///< processes that are still there afterwards
+};
+
+/// How many of the processes that wrote their pid are still there after `seconds`.
+int still_there(const std::filesystem::path& folder, double seconds) {
+  if (!std::filesystem::exists(folder / "pids")) return 0;
+  const auto bytes = read_file(folder / "pids");
+  std::istringstream list(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  const auto until = steady::now() + std::chrono::duration<double>(seconds);
+  int left = 0;
+  for (int pid; list >> pid;) {
+    while (::kill(pid, 0) == 0 && steady::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    left += ::kill(pid, 0) == 0 ? 1 : 0;
+  }
+  return left;
+}
+
+/// Runs the command. `cut`: the launcher hears no more of its other host, so once the ranks have
+/// gone it is ended.
+outcome run_job(const std::vector<std::string>& command, const std::filesystem::path& folder,
+                double limit, bool cut) {
+  outcome o;
+  std::array<int, 2> ends{};
+  expects(::pipe2(ends.data(), O_CLOEXEC) == 0, "selftest: no pipe");
+  std::vector<char*> argv;
+  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::setpgid(0, 0);
+    ::dup2(ends[1], 1);
+    ::dup2(ends[1], 2);
+    ::execvp(argv[0], argv.data());
+    ::_exit(127);
+  }
+  ::close(ends[1]);
+  const auto begun = steady::now();
+  steady::time_point fault = begun;
+  for (;;) {
+    pollfd p{ends[0], POLLIN, 0};
+    ::poll(&p, 1, 100);
+    if (p.revents != 0) {
+      char part[4096];
+      const ssize_t n = ::read(ends[0], part, sizeof part);
+      if (n <= 0) break;
+      const bool had_fault = o.output.find("fault now\n") != std::string::npos;
+      o.output.append(part, static_cast<std::size_t>(n));
+      if (!had_fault && o.output.find("fault now\n") != std::string::npos) fault = steady::now();
+      std::size_t at = o.output.find("HANG verdict ");
+      if (at == std::string::npos) at = o.output.find("HANG finding ");
+      if (at == std::string::npos) at = o.output.find("HANG finding: ");
+      if (o.headline.empty() && at != std::string::npos &&
+          o.output.find('\n', at) != std::string::npos) {
+        o.headline = o.output.substr(at, o.output.find('\n', at) - at);
+        o.seconds = std::chrono::duration<double>(steady::now() - fault).count();
+      }
+    }
+    if (cut && !o.headline.empty()) break;
+    if (std::chrono::duration<double>(steady::now() - begun).count() > limit) {
+      ::kill(-child, SIGKILL);
+      o.output += "selftest: no end\n";
+      break;
+    }
+  }
+  if (cut) {
+    o.left = still_there(folder, limit / 3);
+    ::kill(-child, SIGTERM);
+  }
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  o.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  if (!cut) o.left = still_there(folder, 3);
+  return o;
+}
+
+/// What is wrong with the outcome; empty: nothing.
+std::string judge(const scenario& s, const outcome& o, int rank, double deadline) {
+  std::string wrong;
+  const auto bad = [&](const std::string& what) { wrong += (wrong.empty() ? "" : "; ") + what; };
+  if (s.verdict.empty()) {
+    if (!o.headline.empty()) bad("a false verdict");
+  } else {
+    if (o.headline.find(' ' + std::string(s.verdict)) == std::string::npos)
+      bad("verdict is not " + std::string(s.verdict));
+    if (o.headline.find(s.says) == std::string::npos) bad("headline lacks " + std::string(s.says));
+    const std::string number = std::to_string(rank);
+    if (s.names_rank && o.headline.find("rank " + number) == std::string::npos &&
+        o.headline.find("ranks " + number) == std::string::npos)
+      bad("headline does not name rank " + number);
+    const bool has_site = o.headline.find(" at inject.cpp:") != std::string::npos;
+    if (!has_site && s.verdict != "HOST" && s.verdict != "INIT_TIMEOUT" && s.verdict != "finding" &&
+        s.verdict != "TRANSPORT")
+      bad("no call site");
+    const double most = s.death ? 2 : 2 * deadline;
+    if (s.verdict != "STRAGGLER" && s.verdict != "finding" && o.seconds > most)
+      bad("told after " + std::to_string(o.seconds) + " s");
+  }
+  if (!s.cluster_only && std::find(s.codes.begin(), s.codes.end(), o.code) == s.codes.end())
+    bad("exit code " + std::to_string(o.code));
+  if (o.left != 0) bad(std::to_string(o.left) + " processes left");
+  return wrong;
+}
+
+} // namespace
+
+int run_selftest(const selftest_flags& flags) {
+  namespace fs = std::filesystem;
+  if (flags.list) {
+    for (const scenario& s : scenarios()) std::printf("%s\n", std::string(s.name).c_str());
+    return 0;
+  }
+  for (const std::string& name : flags.only)
+    expects(std::any_of(scenarios().begin(), scenarios().end(),
+                        [&](const scenario& s) { return s.name == name; }),
+            "selftest: no scenario '", name, "'; --list shows them");
+  expects(flags.ranks >= 3, "selftest: a majority needs at least 3 ranks, got ", flags.ranks);
+  const std::string self = fs::read_symlink("/proc/self/exe").string();
+  fs::path folder = fs::temp_directory_path() / "polyrank_selftest_XXXXXX";
+  std::string name = folder.string();
+  if (::mkdtemp(name.data()) == nullptr) throw data_error("selftest: cannot make " + name);
+  folder = name;
+  const std::string deadline = polyrank::detail::cat(flags.deadline);
+  ::setenv("POLYRANK_HANG_DIR", folder.c_str(), 1);
+  ::setenv("POLYRANK_HANG_DEADLINE", deadline.c_str(), 1);
+  ::setenv("POLYRANK_SELFTEST_PIDS", (folder / "pids").c_str(), 1);
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  std::string table = "| fault | verdict | seconds | exit code | |\n|---|---|---|---|---|\n";
+  int failures = 0, runs = 0;
+  for (const scenario& s : scenarios()) {
+    const bool chosen = std::find(flags.only.begin(), flags.only.end(), s.name) != flags.only.end();
+    if (flags.only.empty() ? s.cluster_only && flags.cluster.empty() : !chosen) continue;
+    for (const auto& entry : fs::directory_iterator(folder)) fs::remove_all(entry.path());
+    const int rank = std::min(s.rank, flags.ranks - 1);
+    std::string_view fault = s.name;
+    if (fault.ends_with("_first")) fault.remove_suffix(6);
+    std::vector<std::string> command;
+    if (flags.cluster.empty())
+      command = {flags.mpirun, "--map-by", ":OVERSUBSCRIBE",           "--bind-to",
+                 "none",       "-n",       std::to_string(flags.ranks)};
+    else
+      command = {flags.cluster, "2", std::to_string((flags.ranks + 1) / 2), "--"};
+    command.insert(command.end(),
+                   {self, "inject", std::string(fault), "--rank", std::to_string(rank)});
+    if (s.name == "straggler" || s.name == "fork" || s.name == "op")
+      command.insert(command.end(), {"--steps", s.name == "straggler" ? "60" : "120"});
+    const outcome o = run_job(command, folder, 20 + 8 * flags.deadline, s.cluster_only);
+    const std::string wrong = judge(s, o, rank, flags.deadline);
+    ++runs;
+    failures += wrong.empty() ? 0 : 1;
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, o.seconds < 0 ? "-" : "%.2f", o.seconds);
+    const std::string verdict(s.verdict.empty() ? "none" : s.verdict);
+    if (!flags.quiet || !wrong.empty()) {
+      std::printf("%-12s %-16s %6s s  exit %3d  %s\n", std::string(s.name).c_str(), verdict.c_str(),
+                  seconds, o.code, wrong.empty() ? "ok" : wrong.c_str());
+      if (!wrong.empty()) std::printf("%s\n", o.output.c_str());
+      std::fflush(stdout);
+    }
+    table += polyrank::detail::cat("| ", s.name, ": ", s.what, " | ", verdict, " | ", seconds,
+                                   " | ", o.code, " | ", wrong.empty() ? "ok" : wrong, " |\n");
+    rows.push_back({{"fault", s.name},
+                    {"verdict", verdict},
+                    {"seconds", o.seconds},
+                    {"exit_code", o.code},
+                    {"headline", o.headline},
+                    {"wrong", wrong}});
+  }
+  fs::remove_all(folder);
+  if (!flags.json.empty()) write_file(flags.json, rows.dump(2) + "\n");
+  if (!flags.markdown.empty()) write_file(flags.markdown, table);
+  std::printf("selftest: %d of %d right, %d ranks, deadline %s s\n", runs - failures, runs,
+              flags.ranks, deadline.c_str());
+  return failures == 0 ? 0 : 1;
+}
+
+} // namespace polyrank::examples

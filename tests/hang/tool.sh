@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# tool.sh POLYRANK_HANG SOURCE MPIRUN...: report on a dead job, explain, watch, collect, attach,
+# SIGUSR1, SIGUSR2.
+# SPDX-License-Identifier: Apache-2.0
+set -euo pipefail
+hang=$1 source=$2
+shift 2
+mpirun=("$@" -n 3)
+folder=$(mktemp -d)
+job=
+trap '[[ -z $job ]] || kill -KILL "$job" 2>/dev/null || true; rm -rf "$folder"' EXIT
+export POLYRANK_HANG_DIR=$folder/rings
+mkdir "$POLYRANK_HANG_DIR"
+
+fail() { echo "tool.sh: $*" >&2; exit 1; }
+expect() {  # expect WANTED_CODE REGEX COMMAND...
+  local want=$1 regex=$2 code=0 out
+  shift 2
+  out=$("$@" 2>&1) || code=$?
+  [[ $code == "$want" ]] || fail "$*: exit code $code, expected $want: $out"
+  grep -Eq -- "$regex" <<<"$out" || fail "$*: nothing matches $regex: $out"
+}
+
+# A job that hangs: seen from outside while it lives.
+POLYRANK_HANG_DEADLINE=60 "${mpirun[@]}" "$hang" inject sleep --rank 1 >"$folder/log" 2>&1 &
+job=$!
+for ((i = 0; i < 200; ++i)); do
+  grep -q 'fault now' "$folder/log" && break
+  sleep 0.1
+done
+sleep 2.5
+expect 82 'HANG verdict NEVER_ENTERED .*rank 1 ' "$hang" report "$POLYRANK_HANG_DIR"
+expect 82 'HANG verdict' "$hang" report --quiet --json "$folder/v.json" --svg "$folder/v.svg"
+grep -q '"suspects": \[1\]' "$folder/v.json" || fail "JSON without the suspect"
+grep -q '<svg' "$folder/v.svg" || fail "no picture"
+expect 0 'in all_reduce #16' "$hang" watch --once
+expect 0 '3 flight recorders, threads of 3 processes' "$hang" collect --to "$folder/all"
+expect 82 'rank 1 ' "$hang" report "$folder"/all/*
+expect 0 'not known without flight recorders' "$hang" attach
+[[ $(stat -c %a "$POLYRANK_HANG_DIR"/*.0.ring) == 600 ]] || fail "a ring that others can read"
+kill -USR1 "$(pgrep -P "$job" -f 'inject sleep' | head -1)"
+sleep 0.5
+grep -q 'last operations' "$folder/log" || fail "SIGUSR1 printed nothing"
+kill -TERM "$job"
+wait "$job" && fail "a terminated job ended well"
+job=
+[[ -z $(ls "$POLYRANK_HANG_DIR") ]] || fail "left behind by SIGTERM: $(ls "$POLYRANK_HANG_DIR")"
+
+# A killed rank: its last words are there afterwards, and what is left is named.
+expect 137 'HANG verdict RANK_DEAD .*rank 1 ' env POLYRANK_HANG_DEADLINE=30 \
+  "${mpirun[@]}" "$hang" inject kill --rank 1
+expect 80 'RANK_DEAD .*rank 1 ' "$hang" report "$POLYRANK_HANG_DIR"
+expect 80 'its processes are gone: rm .*/rings/polyrank-[^ ]*\.\* removes' "$hang" report
+rm -f "$POLYRANK_HANG_DIR"/*
+
+# A rank that throws ends the job with its error; nothing is left.
+expect 1 'error: deliberate failure' "${mpirun[@]}" "$hang" inject throw --rank 1
+[[ -z $(ls "$POLYRANK_HANG_DIR") ]] || fail "left behind by an error: $(ls "$POLYRANK_HANG_DIR")"
+
+# SIGUSR2 asks to save.
+"${mpirun[@]}" "$hang" inject save --steps 100000 >"$folder/log" 2>&1 &
+job=$!
+sleep 2
+kill -USR2 "$job"
+code=0
+wait "$job" || code=$?
+job=
+[[ $code == 75 ]] || fail "after SIGUSR2 the exit code is $code, expected 75: $(cat "$folder/log")"
+[[ -z $(ls "$POLYRANK_HANG_DIR") ]] || fail "left behind: $(ls "$POLYRANK_HANG_DIR")"
+
+# Off, and refused.
+expect 0 '' env POLYRANK_HANG_DEADLINE=0 "${mpirun[@]}" "$hang" inject none
+expect 2 'must be a number of seconds' env POLYRANK_HANG_DEADLINE=soon "${mpirun[@]}" "$hang" inject none
+expect 1 'cannot make' env POLYRANK_HANG_DIR=/nonexistent "${mpirun[@]}" "$hang" inject none
+
+# explain.
+expect 0 'NEVER_ENTERED \(exit code 82\)' "$hang" explain 82
+expect 0 'P2P_CYCLE \(exit code 83\)' "$hang" explain p2p_cycle
+expect 2 'is no verdict' "$hang" explain 81x
+printf 'a\nnode1:12:34 [0] init.cc:1 NCCL WARN Duplicate GPU detected : rank 1 and rank 0\n' >"$folder/nccl.log"
+expect 0 'line 2 .*Duplicate GPU' "$hang" explain --log "$folder/nccl.log"
+expect 1 'no known message' "$hang" explain --log "$source/LICENSE"
+
+# The table in the docs is the program's.
+sed -n '/^<!-- verdicts -->/,/^<!-- end of verdicts -->/p' "$source/docs/hangs.md" | grep '^|' >"$folder/docs"
+"$hang" explain --table >"$folder/table"
+diff "$folder/table" "$folder/docs" || fail "docs/hangs.md: paste the output of polyrank_hang explain --table"
