@@ -1,13 +1,11 @@
-// The whole state of a run in one file: what it takes to go on from this step, on any number of
-// ranks.
+// What a run saves and how it goes on from there. The state of the classifier as tensors:
 //
-//   8 bytes   magic "PRKSTATE"
-//   8 bytes   length of the header, little-endian
-//   header    JSON: {"format", "step", "config", "model", "layout": [{"name", "shape", "offset"}],
-//             "optimizer", "planes", "count"}; padded with blanks to a multiple of 64 bytes with
-//             the above
-//   floats    parameters in layout order, then each plane of the optimizer's state
-//   8 bytes   hash of everything before
+//   layer0.weight, layer0.bias, ...                the weights, fp32
+//   optimizer/0/layer0.weight, ...                 the optimizer's state, plane by plane
+//
+// and as notes: the step, the last loss, and every flag that the rest of the curve depends on. All
+// randomness is a function of (seed, step, row), so the step is the position of the sampler, and
+// nothing in a checkpoint depends on the number of ranks.
 //
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -15,34 +13,40 @@
 #include "train_classifier/config.hpp"
 #include "train_classifier/mlp.hpp"
 
+#include <polyrank/checkpoint/fragments.hpp>
+#include <polyrank/checkpoint/manifest.hpp>
+
 #include <cstddef>
-#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace polyrank::examples {
 
-struct checkpoint {
-  std::uint64_t step = 0;
-  mlp_shape model;
-  std::uint64_t seed = 0;
-  std::string config_json;
-  std::vector<float> parameters;
-  std::vector<float> state; ///< adamw::state_count planes of parameters.size()
-};
-
 /// As the trainer's JSON shows it.
 [[nodiscard]] std::string config_json(const config& c);
 
-[[nodiscard]] std::vector<std::byte> encode(const checkpoint& c);
+/// All tensors of a run whose optimizer keeps `planes` floats a weight: weights, then each plane.
+[[nodiscard]] std::vector<checkpoint::tensor_info> state_tensors(const std::vector<tensor>& weights,
+                                                                 std::size_t planes);
 
-/// @throws data_error (with `name` and the offset) if the bytes are no complete, intact checkpoint
-[[nodiscard]] checkpoint decode(std::span<const std::byte> bytes, std::string_view name);
+[[nodiscard]] checkpoint::metadata make_notes(const config& c, std::size_t training_pictures,
+                                              float loss);
 
-/// Writes `directory`/state.prk; the file appears complete or not at all. Returns its path.
-std::filesystem::path save(const checkpoint& c, const std::filesystem::path& directory);
+/// Judges the notes of a checkpoint for a run with these flags; returns the last loss.
+/// @throws usage_error naming the flag that must be as it was
+[[nodiscard]] float judge_notes(const checkpoint::manifest& saved, const config& c,
+                                std::size_t training_pictures);
+
+/// Takes what fits from a safetensors file into `values`, the concatenation of all weights. Returns
+/// a line for each tensor that did not fit.
+/// @throws data_error if the file cannot be read, or nothing in it fits
+[[nodiscard]] std::string load_weights(const std::filesystem::path& file,
+                                       const std::vector<tensor>& weights, std::span<float> values);
+
+/// Writes the weights as one safetensors file.
+void save_weights(const std::filesystem::path& file, const std::vector<tensor>& weights,
+                  std::span<const float> values);
 
 } // namespace polyrank::examples

@@ -45,11 +45,24 @@ void add_sharding_flags(CLI::App& app, config& c, std::size_t& zero) {
   app.add_option("--clip", c.clip, "Clip the norm of the gradient to X")
       ->type_name("X")
       ->check(CLI::Validator(check_positive, ""));
-  auto* optimizer = app.add_option("--optimizer", c.optimizer, "adamw or sgd; default adamw")
-                        ->type_name("O")
-                        ->check(CLI::IsMember({"adamw", "sgd"}).description(""));
-  // The file holds AdamW's two planes of state.
-  app.get_option("--checkpoint")->excludes(optimizer);
+  app.add_option("--optimizer", c.optimizer, "adamw, sgd or lion; default adamw")
+      ->type_name("O")
+      ->check(CLI::IsMember({"adamw", "sgd", "lion"}).description(""));
+}
+
+void add_checkpoint_flags(CLI::App& app, config& c) {
+  auto* directory =
+      app.add_option("--checkpoint", c.checkpoint, "Save the whole state in DIR")->type_name("DIR");
+  app.add_option("--save-every", c.save_every, "Save every S steps, not only the last")
+      ->type_name("S")
+      ->check(positive_number())
+      ->needs(directory);
+  app.add_option("--keep", c.keep, "Checkpoints that stay; default 2")
+      ->type_name("K")
+      ->check(positive_number())
+      ->needs(directory);
+  app.add_flag("--resume", c.resume, "Go on from the newest checkpoint in DIR")->needs(directory);
+  app.add_option("--init", c.init, "First weights from a safetensors file")->type_name("FILE");
 }
 
 } // namespace
@@ -84,7 +97,7 @@ std::variant<config, int> parse_config(int argc, char** argv) {
       ->check(positive_number())
       ->needs(deterministic);
   app.add_flag("--digest", c.digest, "Print a hash of weights and optimizer state");
-  app.add_option("--checkpoint", c.checkpoint, "Write the whole state to DIR")->type_name("DIR");
+  add_checkpoint_flags(app, c);
   auto* workers_flag = app.add_option("--workers", workers, "Loader threads per rank; 0: none")
                            ->type_name("W")
                            ->check(whole_number());
@@ -118,7 +131,9 @@ std::string describe(const config& c) {
                             ", backend ", c.backend, ", precision ", c.precision, ", zero ",
                             c.zero ? detail::cat(*c.zero) : "none", ", offload ", c.offload,
                             ", fraction ", c.fraction, ", accumulate ", c.accumulate, ", clip ",
-                            c.clip, ", optimizer ", c.optimizer);
+                            c.clip, ", optimizer ", c.optimizer, ", checkpoint ", c.checkpoint,
+                            ", save-every ", c.save_every, ", keep ", c.keep, ", resume ", c.resume,
+                            ", init ", c.init);
 }
 
 } // namespace polyrank::examples

@@ -15,9 +15,13 @@ namespace polyrank::examples {
 
 struct config {
   common_flags common;
-  std::string data;       ///< empty: default_data_directory()
-  std::string out;        ///< directory for pictures; empty: none are written
-  std::string checkpoint; ///< directory; empty: none is written
+  std::string data;           ///< empty: default_data_directory()
+  std::string out;            ///< directory for pictures; empty: none are written
+  std::string checkpoint;     ///< directory; empty: none is written
+  std::size_t save_every = 0; ///< steps between checkpoints; 0: only after the last
+  std::size_t keep = 2;       ///< newest checkpoints that stay
+  bool resume = false;        ///< go on from the newest checkpoint, if there is one
+  std::string init;           ///< safetensors file with the first weights; empty: random ones
   std::string backend = "auto";
   std::string precision = "fp32"; ///< fp32, bf16, fp16: of matrix products on GPUs
   std::string trace;              ///< file for a Chrome trace of a few steps; empty: none
@@ -35,7 +39,7 @@ struct config {
   double fraction = 1;             ///< of the optimizer state in host memory
   std::size_t accumulate = 1;      ///< microbatches of a rank in a step
   double clip = 0;                 ///< the norm of the gradient is clipped to this; 0: it is not
-  std::string optimizer = "adamw"; ///< adamw, sgd
+  std::string optimizer = "adamw"; ///< adamw, sgd, lion
   double learning_rate = 2e-3;
   double weight_decay = 1e-2;
   double warmup_epochs = 0.5;

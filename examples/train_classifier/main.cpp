@@ -19,12 +19,14 @@
 #include <polyrank/core/version.hpp>
 #include <polyrank/data_parallel/agree.hpp>
 #include <polyrank/launch/run.hpp>
+#include <polyrank/launch/save_request.hpp>
 #include <polyrank/optim/sgd.hpp>
 #include <polyrank/plan/memory.hpp>
 
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -90,7 +92,7 @@ void say_memory(const config& c, const dataset& d, std::size_t ranks) {
                            .stage = c.zero.value_or(0),
                            .value = sizeof(float),
                            .gradient = sizeof(float),
-                           .states = c.optimizer == "sgd" ? sgd::state_count : adamw::state_count,
+                           .states = c.optimizer == "adamw" ? adamw::state_count : sgd::state_count,
                            .microbatches = c.accumulate,
                            .blocks = c.deterministic ? c.blocks : 0,
                            .offload = c.offload == "host",
@@ -105,7 +107,7 @@ void say_memory(const config& c, const dataset& d, std::size_t ranks) {
 
 void say_result(const training_result& r, const config& c) {
   std::printf("result   loss %.4f  accuracy: training %.4f, validation %.4f, test %.4f\n",
-              static_cast<double>(r.losses.back()), r.train.accuracy, r.final_validation.accuracy,
+              static_cast<double>(r.final_loss), r.train.accuracy, r.final_validation.accuracy,
               r.test.accuracy);
   std::printf("speed    %.0f samples/s", r.samples_per_second);
   // A sharded optimizer waits for nothing here: the next forward pass waits, layer by layer.
@@ -113,7 +115,16 @@ void say_result(const training_result& r, const config& c) {
   std::printf("\n");
 }
 
-int body(launch::world& world, config c) {
+/// Whether this rank was asked to save and stop. Where the job is watched, the watchdog hears the
+/// signal first.
+template <class World>
+bool asked_to_stop(World& world, launch::save_request& stop) {
+  if constexpr (requires { world.save_requested(); })
+    if (world.save_requested()) return true;
+  return stop.pending();
+}
+
+int body(launch::world& world, config c, launch::save_request* stop) {
   const bool speaks = world.rank() == 0, talks = speaks && !c.common.quiet;
   for (const std::string& warning : world.warnings())
     if (!c.common.quiet)
@@ -149,12 +160,30 @@ int body(launch::world& world, config c) {
   if (talks && c.sharded() && !on_cuda) say_memory(c, data, static_cast<std::size_t>(world.size()));
   progress line({.total = plan.steps, .enabled = talks});
   host_ops ops;
-  const train_options options{.workers = workers, .line = speaks ? &line : nullptr};
+  train_options options{.workers = workers, .line = speaks ? &line : nullptr};
+  if (stop != nullptr) options.stop = [&] { return asked_to_stop(world, *stop); };
+  if (speaks)
+    options.say = [&](const std::string& text, bool problem) {
+      if (!problem && !talks) return;
+      line.end();
+      if (problem)
+        std::fprintf(stderr, "[%s] warning: %s\n", world.label().c_str(), text.c_str());
+      else
+        std::printf("%s\n", text.c_str());
+      std::fflush(stdout);
+    };
   const training_result result =
       on_cuda ? gpu->run(c, data, options) : train(comm, ops, c, data, options);
-  if (!speaks) return 0;
+  constexpr int requeue = 75;
+  if (!speaks) return result.stopped ? requeue : 0;
 
   line.end();
+  if (result.stopped) {
+    std::fprintf(stderr,
+                 "[%s] asked to stop: saved in %s; the same command with --resume goes on\n",
+                 world.label().c_str(), c.checkpoint.c_str());
+    return requeue;
+  }
   const run_facts facts{.backend = on_cuda ? "cuda" : "host",
                         .ranks = static_cast<std::size_t>(world.size()),
                         .wire_bytes =
@@ -172,14 +201,12 @@ int body(launch::world& world, config c) {
     write_file(out / "metrics.csv", metrics_csv(result, c));
     wrote(out / "metrics.csv");
   }
-  if (!c.checkpoint.empty())
-    wrote(save({.step = plan.steps,
-                .model = {data.train.features(), c.hidden, data.train.classes},
-                .seed = c.seed,
-                .config_json = config_json(c),
-                .parameters = result.parameters,
-                .state = result.state},
-               c.checkpoint));
+  if (!c.checkpoint.empty()) {
+    const std::filesystem::path weights = std::filesystem::path(c.checkpoint) / "model.safetensors";
+    save_weights(weights, parameters_of({data.train.features(), c.hidden, data.train.classes}),
+                 result.parameters);
+    wrote(weights);
+  }
   if (!c.common.json.empty()) {
     write_file(c.common.json, result_json(result, c, data, facts));
     wrote(c.common.json);
@@ -197,6 +224,9 @@ int body(launch::world& world, config c) {
 int main(int argc, char** argv) {
   const auto parsed = parse_config(argc, argv);
   if (const int* code = std::get_if<int>(&parsed)) return *code;
+  const config& c = std::get<config>(parsed);
+  std::optional<launch::save_request> stop; // before any thread is started
+  if (!c.checkpoint.empty()) stop.emplace();
   return launch::run(argc, argv,
-                     [&](launch::world& world) { return body(world, std::get<config>(parsed)); });
+                     [&](launch::world& world) { return body(world, c, stop ? &*stop : nullptr); });
 }

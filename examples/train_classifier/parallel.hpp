@@ -14,14 +14,19 @@
 #include "train_classifier/step_plan.hpp"
 
 #include <polyrank/backend/buffer.hpp>
+#include <polyrank/checkpoint/reader.hpp>
 #include <polyrank/data_parallel/grad_sync.hpp>
 #include <polyrank/optim/adamw.hpp>
+#include <polyrank/optim/lion.hpp>
 #include <polyrank/optim/lr_schedule.hpp>
 #include <polyrank/optim/sgd.hpp>
 #include <polyrank/zero/collect.hpp>
 #include <polyrank/zero/sharded_optimizer.hpp>
 
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <utility>
@@ -34,15 +39,30 @@ namespace polyrank::examples {
   return warmup_cosine{.warmup = plan.warmup, .total = plan.horizon}(step);
 }
 
+/// The floats of a fragment, out of a checkpoint.
+inline void read_fragment(checkpoint::reader& from,
+                          const std::vector<checkpoint::tensor_info>& tensors,
+                          const checkpoint::fragment& f, std::vector<float>& to) {
+  to.resize(f.count);
+  from.read(tensors[f.tensor].name, f.offset, std::as_writable_bytes(std::span(to)));
+}
+
+// What a checkpoint asks of both (checkpointing.hpp): its tensors are the weights, then the state
+// plane by plane; tensor k is weight k mod n. load() reads on this rank alone, loaded() puts it in
+// place on all; fragments() are what this rank saves, copy_out() copies a part of one of them.
+
 template <communicator Comm, classifier_ops Ops, class Policy>
 class replicated {
  public:
+  static constexpr std::size_t plane_count = adamw::state_count;
   using backend = typename Ops::backend;
   using stream = typename backend::stream;
 
   replicated(Comm& comm, Ops& ops, const config& c, const std::vector<tensor>& tensors,
              const std::vector<float>& initial, stream& s, Policy policy)
-      : ops_(ops), config_(c), tensors_(tensors), weights_(initial.size(), backend::memory()),
+      : ops_(ops), config_(c), tensors_(tensors), stream_(s),
+        rank_(static_cast<std::size_t>(comm.rank())), ranks_(static_cast<std::size_t>(comm.size())),
+        weights_(initial.size(), backend::memory()),
         state_(adamw::state_count * initial.size(), backend::memory()),
         sync_(start(comm, initial, s, policy)) {}
 
@@ -75,6 +95,36 @@ class replicated {
     ops_.read_back(s, state_.span(), state);
   }
 
+  void load(checkpoint::reader& from, const std::vector<checkpoint::tensor_info>& tensors) {
+    std::vector<float> values;
+    read_.clear();
+    for (std::size_t k = 0; k < tensors.size(); ++k) {
+      read_fragment(from, tensors, {k, 0, tensors[k].count()}, values);
+      read_.insert(read_.end(), values.begin(), values.end());
+    }
+  }
+  void loaded(std::uint64_t /*step*/) {
+    const std::span<const float> all(read_);
+    ops_.write(stream_, all.first(weights_.size()), weights_.span());
+    ops_.write(stream_, all.subspan(weights_.size()), state_.span());
+    stream_.synchronize();
+    read_ = {};
+  }
+  [[nodiscard]] std::vector<checkpoint::fragment>
+  fragments(const std::vector<checkpoint::tensor_info>& tensors) {
+    return checkpoint::even_fragments(tensors, rank_, ranks_);
+  }
+  void copy_out(const checkpoint::fragment& f, std::span<std::byte> out) {
+    const std::size_t plane = f.tensor / tensors_.size();
+    const std::span<float> from =
+        plane == 0 ? weights_.span()
+                   : state_.span().subspan((plane - 1) * weights_.size(), weights_.size());
+    ops_.read_back(stream_,
+                   from.subspan(tensors_[f.tensor % tensors_.size()].offset + f.offset, f.count),
+                   read_);
+    std::memcpy(out.data(), read_.data(), out.size());
+  }
+
  private:
   [[nodiscard]] grad_sync<Comm, float, float, Policy>
   start(Comm& comm, const std::vector<float>& initial, stream& s, Policy policy) {
@@ -91,23 +141,25 @@ class replicated {
   Ops& ops_;
   const config& config_;
   const std::vector<tensor>& tensors_;
+  stream& stream_;
+  std::size_t rank_, ranks_;
   buffer<float> weights_, state_;
+  std::vector<float> read_; // in host memory
   grad_sync<Comm, float, float, Policy> sync_;
 };
 
 template <communicator Comm, classifier_ops Ops, elementwise_optimizer O, class Residency>
 class sharded {
  public:
+  static constexpr std::size_t plane_count = O::state_count;
   using backend = typename Ops::backend;
   using stream = typename backend::stream;
 
   sharded(Comm& comm, Ops& ops, const config& c, const std::vector<tensor>& tensors,
           const std::vector<float>& initial, stream& s, Residency home)
-      : opt_(comm, parameters_of(tensors), options_of(c), sharding_of(c), home) {
-    for (std::size_t i = 0; i < tensors.size(); ++i)
-      ops.write(s, std::span(initial).subspan(tensors[i].offset, tensors[i].count()),
-                std::span<float>(opt_.value(i), tensors[i].count()));
-    opt_.load_values(s);
+      : ops_(ops), tensors_(tensors), stream_(s),
+        opt_(comm, parameters_of(tensors), options_of(c), sharding_of(c), home) {
+    start_from(initial);
   }
 
   [[nodiscard]] float* weight(std::size_t i, stream& s) const {
@@ -132,7 +184,82 @@ class sharded {
     state = std::move(all.state);
   }
 
+  void load(checkpoint::reader& from, const std::vector<checkpoint::tensor_info>& tensors) {
+    std::vector<float> values;
+    weights_.clear();
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      read_fragment(from, tensors, {i, 0, tensors[i].count()}, values);
+      weights_.insert(weights_.end(), values.begin(), values.end());
+    }
+    state_.clear(); // of this rank
+    for (const piece& p : pieces(true))
+      if (p.where.tensor >= tensors_.size()) {
+        read_fragment(from, tensors, p.where, values);
+        state_.insert(state_.end(), values.begin(), values.end());
+      }
+  }
+  void loaded(std::uint64_t step) {
+    start_from(weights_);
+    std::span<const float> left(state_);
+    for (const piece& p : pieces(true))
+      if (p.where.tensor >= tensors_.size()) {
+        ops_.write(stream_, left.first(p.data.size()), p.data);
+        left = left.subspan(p.data.size());
+      }
+    stream_.synchronize();
+    opt_.resume_at(step, opt_.record()); // fp32: the loss scaler is off
+    weights_ = {};
+    state_ = {};
+  }
+  [[nodiscard]] std::vector<checkpoint::fragment>
+  fragments(const std::vector<checkpoint::tensor_info>&) {
+    opt_.synchronize();
+    saved_ = pieces(false);
+    std::vector<checkpoint::fragment> mine;
+    for (const piece& p : saved_) mine.push_back(p.where);
+    return mine;
+  }
+  void copy_out(const checkpoint::fragment& f, std::span<std::byte> out) {
+    for (const piece& p : saved_) {
+      if (p.where.tensor != f.tensor || f.offset < p.where.offset ||
+          f.offset + f.count > p.where.offset + p.where.count)
+        continue;
+      ops_.read_back(stream_, p.data.subspan(f.offset - p.where.offset, f.count), state_);
+      std::memcpy(out.data(), state_.data(), out.size());
+      return;
+    }
+  }
+
  private:
+  /// A fragment of the checkpoint, and where this rank has it.
+  struct piece {
+    checkpoint::fragment where;
+    std::span<float> data;
+  };
+
+  /// What this rank has of weights (as masters) and state. What every rank has, rank 0 saves: it is
+  /// with the others' only if they ask for `shared`.
+  [[nodiscard]] std::vector<piece> pieces(bool shared) const {
+    std::vector<piece> all;
+    const shard_layout& l = opt_.layout();
+    opt_.for_each_fragment([&](const polyrank::fragment& f, const auto& s) {
+      const shard_bucket& b = l.buckets()[l.slots()[f.parameter].bucket];
+      if (!shared && !b.cut() && b.owner < 0 && opt_.communicator().rank() != 0) return;
+      all.push_back({{f.parameter, f.offset, f.count}, s.master});
+      if constexpr (plane_count > 0)
+        for (std::size_t k = 0; k < plane_count; ++k)
+          all.push_back({{(k + 1) * tensors_.size() + f.parameter, f.offset, f.count}, s.state[k]});
+    });
+    return all;
+  }
+
+  void start_from(const std::vector<float>& values) {
+    for (std::size_t i = 0; i < tensors_.size(); ++i)
+      ops_.write(stream_, std::span(values).subspan(tensors_[i].offset, tensors_[i].count()),
+                 std::span<float>(opt_.value(i), tensors_[i].count()));
+    opt_.load_values(stream_);
+  }
+
   [[nodiscard]] static std::vector<parameter<float>>
   parameters_of(const std::vector<tensor>& tensors) {
     std::vector<parameter<float>> all;
@@ -140,8 +267,14 @@ class sharded {
       all.push_back({.name = t.name, .count = t.count(), .value = nullptr, .gradient = nullptr});
     return all;
   }
+  /// The configuration's rate is AdamW's; what the others usually want beside it.
   [[nodiscard]] static typename O::options options_of(const config& c) {
-    return {.lr = c.learning_rate, .weight_decay = c.weight_decay};
+    if constexpr (std::same_as<O, sgd>)
+      return {.lr = 25 * c.learning_rate, .momentum = 0.9, .weight_decay = c.weight_decay / 10};
+    else if constexpr (std::same_as<O, lion>)
+      return {.lr = c.learning_rate / 10, .weight_decay = c.weight_decay * 10};
+    else
+      return {.lr = c.learning_rate, .weight_decay = c.weight_decay};
   }
   [[nodiscard]] static sharded_options sharding_of(const config& c) {
     return {.stage = c.zero.value_or(0),
@@ -150,7 +283,12 @@ class sharded {
             .max_norm = static_cast<float>(c.clip)};
   }
 
+  Ops& ops_;
+  const std::vector<tensor>& tensors_;
+  stream& stream_;
   sharded_optimizer<O, Comm, float, float, Residency> opt_;
+  std::vector<piece> saved_;
+  std::vector<float> weights_, state_; // in host memory
 };
 
 } // namespace polyrank::examples

@@ -44,11 +44,12 @@ std::string result_json(const training_result& r, const config& c, const dataset
                         const run_facts& facts) {
   using json = nlohmann::ordered_json;
   json j;
-  j["final"] = {{"loss", r.losses.empty() ? json() : json(r.losses.back())},
+  j["final"] = {{"loss", r.final_loss},
                 {"val_accuracy", r.final_validation.accuracy},
                 {"test_accuracy", r.test.accuracy},
                 {"train_accuracy", r.train.accuracy}};
   j["losses"] = r.losses;
+  if (r.first_step > 0) j["first_step"] = r.first_step;
   j["samples_per_second"] = r.samples_per_second;
   j["samples_per_rank"] = r.samples_per_rank;
   j["wire_bytes"] = facts.wire_bytes;
@@ -65,10 +66,11 @@ std::string metrics_csv(const training_result& r, const config& c) {
   std::string text = "step,epoch,loss,learning_rate,val_accuracy\n";
   const warmup_cosine schedule{.warmup = r.plan.warmup, .total = r.plan.horizon};
   std::size_t measured = 0;
-  for (std::size_t i = 0; i < r.losses.size(); ++i) {
+  for (std::size_t k = 0; k < r.losses.size(); ++k) {
+    const std::size_t i = r.first_step + k;
     text += detail::cat(i + 1, ",",
                         static_cast<double>(i + 1) / static_cast<double>(r.plan.steps_per_epoch),
-                        ",", r.losses[i], ",", c.learning_rate * schedule(i), ",");
+                        ",", r.losses[k], ",", c.learning_rate * schedule(i), ",");
     if (measured < r.validation.size() &&
         r.validation[measured].first == static_cast<double>(i + 1))
       text += detail::cat(r.validation[measured++].second);
@@ -84,7 +86,7 @@ std::string learning_curve(const training_result& r, const dataset& d) {
   const std::size_t reach = std::min<std::size_t>(25, r.losses.size() / 20); // to either side
   double window = 0;
   for (std::size_t i = 0, first = 0, end = 0; i < r.losses.size(); ++i) {
-    const double epoch = static_cast<double>(i + 1) / per_epoch;
+    const double epoch = static_cast<double>(r.first_step + i + 1) / per_epoch;
     loss.points.emplace_back(epoch, static_cast<double>(r.losses[i]));
     while (end < std::min(i + reach + 1, r.losses.size()))
       window += static_cast<double>(r.losses[end++]);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "support/progress.hpp"
+#include "train_classifier/checkpointing.hpp"
 #include "train_classifier/config.hpp"
 #include "train_classifier/dataset.hpp"
 #include "train_classifier/mlp.hpp"
@@ -33,6 +34,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -49,7 +52,10 @@ struct evaluation {
 
 /// Equal on every rank but for `samples_per_second` and `communication_ms`.
 struct training_result {
-  std::vector<float> losses;                         ///< mean over each step's global batch
+  std::size_t first_step = 0; ///< steps made before this run, which resumed
+  bool stopped = false;       ///< saved and stopped on request, before the last step; not evaluated
+  float final_loss = 0;       ///< of the last step, also if it was made before this run
+  std::vector<float> losses;  ///< mean over each step's global batch
   std::vector<std::pair<double, double>> validation; ///< (step, accuracy) after each epoch
   evaluation train, final_validation, test;
   double samples_per_second = 0;
@@ -62,7 +68,9 @@ struct training_result {
 
 struct train_options {
   std::size_t workers = 1;
-  progress* line = nullptr; ///< of rank 0
+  progress* line = nullptr;     ///< of rank 0
+  std::function<bool()> stop{}; ///< whether this rank was asked to save and stop
+  std::function<void(const std::string& line, bool problem)> say{}; ///< of rank 0
 };
 
 /// One run with one way to keep weights over the ranks (parallel.hpp). Use train().
@@ -88,7 +96,7 @@ class trainer {
                backend::memory()),
         labels_(Ops::stages ? plan_.rows_per_block : 0, backend::memory()),
         best_(eval_rows, backend::memory()), confidence_(eval_rows, backend::memory()),
-        parallel_(comm, ops, c, tensors_, initial_parameters(shape_, c.seed), stream_, how) {}
+        parallel_(comm, ops, c, tensors_, first_weights(), stream_, how) {}
 
   /// Queued work refers to members: it runs (or is skipped, after a failure) before they go.
   ~trainer() {
@@ -104,16 +112,30 @@ class trainer {
     const sampler rows(
         {.count = data_.train.count(), .global_batch = config_.batch, .seed = config_.seed});
     const range mine = rows.shard(rank_, ranks_);
-    prefetch_loader<batch> loader(
-        {.workers = options_.workers, .depth = 4}, plan_.steps,
-        [&](std::size_t step, batch& b) { assemble(rows, mine, step, b); });
     training_result result;
     result.plan = plan_;
-    result.samples_per_rank = plan_.steps * plan_.rows_per_rank();
+    std::optional<saves> keeper;
+    if (!config_.checkpoint.empty()) {
+      keeper.emplace(comm_.control(), config_, data_.train.count(), tensors_, parallel_,
+                     [this](const std::string& text, bool problem) { say(text, problem); });
+      if (const auto from = keeper->resume()) {
+        result.first_step = static_cast<std::size_t>(from->step);
+        result.final_loss = from->loss;
+      }
+    }
+    const std::size_t first = result.first_step;
+    if (first > plan_.steps)
+      throw on_every_rank(usage_error(detail::cat("--resume: the checkpoint has made ", first,
+                                                  " steps, this run ends after ", plan_.steps,
+                                                  "; take more --steps")));
+    prefetch_loader<batch> loader(
+        {.workers = options_.workers, .depth = 4}, plan_.steps - first,
+        [&](std::size_t step, batch& b) { assemble(rows, mine, first + step, b); });
     double waited_ms = 0;
     auto segment = clock::now(); // time in evaluation is not counted
     double seconds = 0;
-    for (std::size_t step = 0; step < plan_.steps; ++step) {
+    std::size_t made = 0;
+    for (std::size_t step = first; step < plan_.steps && !result.stopped; ++step) {
       flight& f = flights_[step % 2];
       if (f.used) {
         f.done.synchronize();
@@ -124,13 +146,24 @@ class trainer {
       enqueue_step(step, f.data);
       f.done.record(stream_);
       f.used = true;
+      ++made;
 
       const bool epoch_ends = (step + 1) % plan_.steps_per_epoch == 0,
                  last = step + 1 == plan_.steps;
-      if ((step + 1) % loss_window == 0 || last) collect_losses(result.losses);
+      if (keeper) {
+        keeper->poll();
+        result.stopped = stop_requested() && !last;
+        if (keeper->due(step + 1) || last || result.stopped) {
+          collect_losses(result, step + 1);
+          stream_.synchronize();
+          keeper->save(step + 1, result.final_loss);
+        }
+        if (result.stopped) break;
+      }
+      if ((step + 1) % loss_window == 0 || last) collect_losses(result, step + 1);
       if (options_.line != nullptr && options_.line->due() && !result.losses.empty()) {
         const double so_far = seconds + since(segment);
-        show(step + 1, result.losses.back(), so_far, waited_ms / static_cast<double>(step + 1));
+        show(step + 1, made, result.final_loss, so_far, waited_ms / static_cast<double>(made));
       }
       if (!epoch_ends && !last) continue;
       stream_.synchronize();
@@ -143,8 +176,16 @@ class trainer {
       parallel_.verify(stream_);
       segment = clock::now();
     }
-    const auto steps = static_cast<double>(plan_.steps);
-    result.samples_per_second = steps * static_cast<double>(config_.batch) / seconds;
+    if (keeper) keeper->finish();
+    result.samples_per_rank = made * plan_.rows_per_rank();
+    if (result.stopped) return result;
+    if (made == 0) { // all steps were made before
+      result.final_validation = evaluate(data_.validation);
+      result.validation.emplace_back(static_cast<double>(plan_.steps),
+                                     result.final_validation.accuracy);
+    }
+    const auto steps = static_cast<double>(made);
+    if (made > 0) result.samples_per_second = steps * static_cast<double>(config_.batch) / seconds;
     result.communication_ms = waited_ms / std::max(1.0, steps - 2);
     result.train = evaluate(data_.train);
     result.test = evaluate(data_.test);
@@ -155,6 +196,8 @@ class trainer {
 
  private:
   using clock = std::chrono::steady_clock;
+  using saves =
+      checkpointing<std::remove_cvref_t<decltype(std::declval<Comm&>().control())>, Parallel>;
   static constexpr std::size_t eval_rows = 512;
   static constexpr std::size_t loss_window = 32; ///< steps between looks at the loss
 
@@ -174,6 +217,28 @@ class trainer {
   [[nodiscard]] static double since(clock::time_point start) {
     return std::chrono::duration<double>(clock::now() - start).count();
   }
+
+  /// Random ones, or what --init holds of them. @collective
+  [[nodiscard]] std::vector<float> first_weights() {
+    std::vector<float> values = initial_parameters(shape_, config_.seed);
+    if (config_.init.empty()) return values;
+    std::string rest;
+    checkpoint::together(comm_.control(),
+                         [&] { rest = load_weights(config_.init, tensors_, values); });
+    say(detail::cat("init     ", config_.init, rest.empty() ? ": every weight of the model" : rest),
+        false);
+    return values;
+  }
+
+  /// Whether any rank was asked to save and stop. @collective
+  [[nodiscard]] bool stop_requested() {
+    return comm_.control().all_reduce_max(options_.stop && options_.stop() ? 1 : 0) != 0;
+  }
+
+  void say(const std::string& text, bool problem) const {
+    if (options_.say) options_.say(text, problem);
+  }
+
   void assemble(const sampler& rows, range mine, std::size_t step, batch& b) const {
     const std::size_t features = shape_.inputs;
     b.x.resize(mine.size() * features);
@@ -211,21 +276,25 @@ class trainer {
 
   /// Appends the losses of the steps since the last call: means over all blocks, added in block
   /// order, so that they too are the same for any number of ranks.
-  void collect_losses(std::vector<float>& losses) {
-    const std::size_t first = losses.size(), count = std::min(loss_window, plan_.steps - first);
+  void collect_losses(training_result& result, std::size_t upto) {
+    std::vector<float>& losses = result.losses;
+    const std::size_t first = result.first_step + losses.size(), count = upto - first;
+    if (count == 0) return;
     std::vector<float> own;
-    ops_.read_back(stream_, losses_.span().first(count * plan_.blocks_per_rank), own);
+    ops_.read_back(stream_, losses_.span(), own);
     const std::vector<std::vector<float>> all = gather(own);
     for (std::size_t s = 0; s < count; ++s) {
       double sum = 0;
       for (const std::vector<float>& of_rank : all)
         for (std::size_t b = 0; b < plan_.blocks_per_rank; ++b)
-          sum += static_cast<double>(of_rank[s * plan_.blocks_per_rank + b]);
+          sum +=
+              static_cast<double>(of_rank[(first + s) % loss_window * plan_.blocks_per_rank + b]);
       const auto mean = static_cast<float>(sum / static_cast<double>(plan_.blocks));
       if (!std::isfinite(mean))
         throw on_every_rank(
             error(detail::cat("the loss of step ", first + s + 1, " is not finite")));
       losses.push_back(mean);
+      result.final_loss = mean;
     }
   }
 
@@ -287,11 +356,11 @@ class trainer {
     return h;
   }
 
-  void show(std::size_t step, float loss, double seconds, double waited_ms) {
+  void show(std::size_t step, std::size_t made, float loss, double seconds, double waited_ms) {
     char text[120];
     std::snprintf(text, sizeof text, "loss %.4f  %.0f samples/s  comm %.2f ms  memory %.0f MiB",
                   static_cast<double>(loss),
-                  static_cast<double>(step) * static_cast<double>(config_.batch) / seconds,
+                  static_cast<double>(made) * static_cast<double>(config_.batch) / seconds,
                   waited_ms, static_cast<double>(resident_bytes()) / (1 << 20));
     options_.line->show(step, text);
   }
@@ -336,8 +405,9 @@ template <communicator Comm, classifier_ops Ops>
                                     const train_options& options = {}) {
   if (c.sharded()) {
     if constexpr (has_zero_ops<typename Ops::backend>)
-      return c.optimizer == "sgd" ? train_sharded<sgd>(comm, ops, c, data, options)
-                                  : train_sharded<adamw>(comm, ops, c, data, options);
+      return c.optimizer == "sgd"    ? train_sharded<sgd>(comm, ops, c, data, options)
+             : c.optimizer == "lion" ? train_sharded<lion>(comm, ops, c, data, options)
+                                     : train_sharded<adamw>(comm, ops, c, data, options);
     else
       throw on_every_rank(usage_error(
           "--zero, --offload, --accumulate, --clip and --optimizer work on the host backend only; "

@@ -7,6 +7,7 @@
 #include <polyrank/optim/adamw.hpp>
 #include <polyrank/optim/grad_norm.hpp>
 #include <polyrank/optim/grad_scale.hpp>
+#include <polyrank/optim/lion.hpp>
 #include <polyrank/optim/sgd.hpp>
 #include <polyrank/optim/update_mixed.hpp>
 
@@ -112,6 +113,7 @@ TEST_CASE("update_mixed: every level gives the bits of one element at a time", "
   check_levels<adamw, bf16, bf16>(hyper);
   check_levels<adamw, fp16, fp16>(hyper);
   check_levels<adamw, float, bf16>(hyper);
+  check_levels<lion, bf16, float>(lion::at({.lr = 0.1}, 1));
   check_levels<sgd, bf16, bf16>(sgd::at({.lr = 0.1, .momentum = 0.9, .nesterov = true}, 2));
 }
 

@@ -107,6 +107,14 @@ POLYRANK_AVX512 lanes root(const lanes& a) noexcept {
   return put(_mm512_maskz_sqrt_ps(0xffff, get(a)));
 }
 
+/// 1, -1, or the operand where it is zero or NaN.
+POLYRANK_AVX512 lanes sign(const lanes& a) noexcept {
+  const __m512 x = get(a), zero = _mm512_set1_ps(0);
+  const __m512 up =
+      _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, zero, _CMP_GT_OQ), x, _mm512_set1_ps(1));
+  return put(_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, zero, _CMP_LT_OQ), up, _mm512_set1_ps(-1)));
+}
+
 POLYRANK_AVX512 lanes load(const float* from) noexcept { return put(_mm512_loadu_ps(from)); }
 POLYRANK_AVX512 void store(const lanes& a, float* to) noexcept { _mm512_storeu_ps(to, get(a)); }
 
@@ -164,6 +172,12 @@ POLYRANK_AVX2 lanes div(const lanes& a, const lanes& b) noexcept { return put(ge
 POLYRANK_AVX2 lanes mul(float a, const lanes& b) noexcept { return mul(spread(a), b); }
 POLYRANK_AVX2 lanes add(const lanes& a, float b) noexcept { return add(a, spread(b)); }
 POLYRANK_AVX2 lanes root(const lanes& a) noexcept { return put(_mm256_sqrt_ps(get(a))); }
+
+POLYRANK_AVX2 lanes sign(const lanes& a) noexcept {
+  const __m256 x = get(a), zero = _mm256_set1_ps(0);
+  const __m256 up = _mm256_blendv_ps(x, _mm256_set1_ps(1), _mm256_cmp_ps(x, zero, _CMP_GT_OQ));
+  return put(_mm256_blendv_ps(up, _mm256_set1_ps(-1), _mm256_cmp_ps(x, zero, _CMP_LT_OQ)));
+}
 
 POLYRANK_AVX2 lanes load(const float* from) noexcept { return put(_mm256_loadu_ps(from)); }
 POLYRANK_AVX2 void store(const lanes& a, float* to) noexcept { _mm256_storeu_ps(to, get(a)); }
