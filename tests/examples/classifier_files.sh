@@ -66,7 +66,7 @@ check "ranks with different data" differ
 
 # A whole run leaves its files.
 "$program" --data "$data" --out "$dir/out" --checkpoint "$dir/ckpt" --json "$dir/r.json" >"$dir/log"
-for file in out/learning_curve.svg out/predictions.svg out/metrics.csv ckpt/state.prk r.json; do
+for file in out/learning_curve.svg out/predictions.svg out/metrics.csv ckpt/model.safetensors r.json; do
   check "$file is there" test -s "$dir/$file"
   check "$file is announced" grep -q "^wrote    $dir/$file$" "$dir/log"
 done

@@ -5,7 +5,6 @@
 #include "support/png.hpp"
 #include "support/progress.hpp"
 #include "support/svg.hpp"
-#include "train_classifier/checkpoint.hpp"
 
 #include <polyrank/core/error.hpp>
 #include <polyrank/optim/adamw.hpp>
@@ -63,19 +62,6 @@ struct scratch {
   scratch() { fs::create_directories(path); }
   ~scratch() { fs::remove_all(path); }
 };
-
-checkpoint small_checkpoint() {
-  config with_seed;
-  with_seed.seed = 7;
-  checkpoint c;
-  c.step = 42;
-  c.model = {4, {3, 2}, 2};
-  c.seed = 7;
-  c.config_json = config_json(with_seed);
-  c.parameters = initial_parameters(c.model, 7);
-  c.state.assign(2 * c.parameters.size(), 0.5f);
-  return c;
-}
 
 } // namespace
 
@@ -191,36 +177,4 @@ TEST_CASE("the environment decides about colour", "[progress]") {
   REQUIRE(!is_fancy(file));
   unsetenv("FORCE_COLOR");
   std::fclose(file);
-}
-
-TEST_CASE("a checkpoint comes back as it was", "[checkpoint]") {
-  const checkpoint c = small_checkpoint();
-  const auto bytes = encode(c);
-  const checkpoint back = decode(bytes, "state.prk");
-  REQUIRE(back.step == 42);
-  REQUIRE(back.seed == 7);
-  REQUIRE(back.model.text() == "4-3-2-2");
-  REQUIRE(back.config_json == c.config_json);
-  REQUIRE(back.parameters == c.parameters);
-  REQUIRE(back.state == c.state);
-}
-
-TEST_CASE("a checkpoint that is cut, lengthened or altered is refused", "[checkpoint]") {
-  const auto whole = encode(small_checkpoint());
-  const auto refused = [](std::span<const std::byte> bytes) {
-    return error_of([&] { (void)decode(bytes, "state.prk"); });
-  };
-  for (std::size_t n = 0; n < whole.size(); n += 7) {
-    INFO("cut at " << n);
-    REQUIRE(refused(std::span(whole).first(n)).find("state.prk: ") == 0);
-  }
-  for (std::size_t at = 0; at < whole.size(); at += 5) {
-    auto altered = whole;
-    altered[at] ^= std::byte{4};
-    INFO("altered at " << at);
-    REQUIRE(refused(altered).find("state.prk: ") == 0);
-  }
-  auto longer = whole;
-  longer.push_back(std::byte{0});
-  REQUIRE(refused(longer).find("1 bytes too many") != std::string::npos);
 }

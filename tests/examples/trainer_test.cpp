@@ -10,9 +10,14 @@
 #include <polyrank/host/loopback.hpp>
 
 #include <cmath>
+#include <filesystem>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 using namespace polyrank;
 using namespace polyrank::examples;
@@ -158,4 +163,179 @@ TEST_CASE("a failing collective ends the run with its cause", "[trainer]") {
                           },
                           options),
                       Catch::Contains("injected fault on rank 1"));
+}
+
+namespace {
+
+/// A folder for one test case.
+struct scratch_folder {
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("polyrank_trainer_" + std::to_string(getpid()));
+  scratch_folder() { std::filesystem::remove_all(path); }
+  ~scratch_folder() { std::filesystem::remove_all(path); }
+  /// A copy of `from`, in the place of the last one.
+  [[nodiscard]] std::string copy(const std::string& from) const {
+    const auto to = path / "copy";
+    std::filesystem::remove_all(to);
+    std::filesystem::copy(from, to, std::filesystem::copy_options::recursive);
+    return to.string();
+  }
+};
+
+} // namespace
+
+TEST_CASE("a run saved on N ranks goes on on M ranks with the same bits", "[trainer][checkpoint]") {
+  const scratch_folder scratch;
+  config c = small_config();
+  c.deterministic = true;
+  c.steps = 16;
+  const training_result whole = run(2, c);
+  for (const int n : {1, 2, 4, 8}) {
+    config first = c;
+    first.steps = 10;
+    first.save_every = 5;
+    first.checkpoint = (scratch.path / ("of" + std::to_string(n))).string();
+    (void)run(n, first);
+    for (const int m : {1, 2, 4, 8}) {
+      config second = c;
+      second.resume = true;
+      second.checkpoint = scratch.copy(first.checkpoint);
+      const training_result r = run(m, second);
+      INFO(n << " to " << m);
+      REQUIRE(r.first_step == 10);
+      REQUIRE(r.losses.size() == 6);
+      REQUIRE(std::equal(r.losses.begin(), r.losses.end(), whole.losses.begin() + 10));
+      REQUIRE(r.digest == whole.digest);
+      REQUIRE(r.test.confidence == whole.test.confidence);
+    }
+  }
+}
+
+TEST_CASE("a run goes on at another stage and residency with the same bits",
+          "[trainer][checkpoint]") {
+  const scratch_folder scratch;
+  config c = small_config();
+  c.deterministic = true;
+  c.steps = 9;
+  c.zero = 0;
+  const training_result whole = run(2, c);
+  struct way {
+    int ranks;
+    std::optional<std::size_t> zero;
+    const char* offload;
+  };
+  const way ways[] = {{4, 1, "none"}, {2, 2, "host"}, {1, 0, "none"}, {8, 2, "none"},
+                      {2, 1, "host"}, {4, 0, "none"}, {2, {}, "none"}};
+  config step = c;
+  step.checkpoint = (scratch.path / "chain").string();
+  std::size_t made = 2;
+  for (const way& w : ways) { // each goes on one step from where the one before stopped
+    step.zero = w.zero;
+    step.offload = w.offload;
+    step.steps = made++;
+    (void)run(w.ranks, step);
+    step.resume = true;
+  }
+  step.zero = 1;
+  step.steps = 9;
+  const training_result r = run(2, step);
+  REQUIRE(r.first_step == 8);
+  REQUIRE(r.digest == whole.digest);
+}
+
+TEST_CASE("numbers of ranks that give other bits go on within rounding", "[trainer][checkpoint]") {
+  const scratch_folder scratch;
+  config c = small_config();
+  c.batch = 60;
+  c.steps = 20;
+  const training_result whole = run(1, c);
+  for (const auto& [n, m] : {std::pair{1, 3}, {3, 2}, {5, 4}}) {
+    config first = c;
+    first.steps = 11;
+    first.checkpoint = (scratch.path / std::to_string(n)).string();
+    (void)run(n, first);
+    config second = c;
+    second.checkpoint = first.checkpoint;
+    second.resume = true;
+    REQUIRE(double(run(m, second).final_loss) == Approx(double(whole.final_loss)).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("a run that is asked to stop saves at the next step, and goes on",
+          "[trainer][checkpoint]") {
+  const scratch_folder scratch;
+  config c = small_config();
+  c.deterministic = true;
+  const training_result whole = run(2, c);
+  c.checkpoint = (scratch.path / "c").string();
+  const dataset data = corner_data();
+  std::vector<training_result> stopped(2);
+  host::loopback::run(2, [&](host::loopback::communicator& comm) {
+    host_ops ops;
+    int looks = 0;
+    train_options o;
+    o.stop = [&] { return comm.rank() == 1 && ++looks == 37; }; // one rank hears it
+    stopped[static_cast<std::size_t>(comm.rank())] = train(comm, ops, c, data, o);
+  });
+  REQUIRE((stopped[0].stopped && stopped[1].stopped));
+  REQUIRE(stopped[0].losses.size() == 37);
+  c.resume = true;
+  const training_result r = run(4, c);
+  REQUIRE(r.first_step == 37);
+  REQUIRE(r.digest == whole.digest);
+  const training_result again = run(1, c); // nothing is left to do
+  REQUIRE(again.losses.empty());
+  REQUIRE(again.digest == whole.digest);
+  REQUIRE(again.final_loss == whole.losses.back());
+  REQUIRE(again.final_validation.accuracy == whole.final_validation.accuracy);
+}
+
+TEST_CASE("a checkpoint of other flags, or in the way, is refused on every rank",
+          "[trainer][checkpoint]") {
+  const scratch_folder scratch;
+  config c = small_config();
+  c.steps = 3;
+  c.checkpoint = (scratch.path / "c").string();
+  (void)run(2, c);
+  REQUIRE_THROWS_WITH(run(2, c), Catch::Contains("add --resume to go on with it"));
+  c.resume = true;
+  config other = c;
+  other.seed = 5;
+  REQUIRE_THROWS_WITH(run(2, other), Catch::Contains("was made with --seed 1, this run has 5"));
+  other = c;
+  other.hidden = {13, 9};
+  REQUIRE_THROWS_WITH(run(2, other),
+                      Catch::Contains("is of another model") && Catch::Contains("'layer1.weight'"));
+  other = c;
+  other.steps = 2;
+  REQUIRE_THROWS_WITH(run(2, other), Catch::Contains("take more --steps"));
+}
+
+TEST_CASE("--init takes what fits and leaves a new head", "[trainer][checkpoint]") {
+  const scratch_folder scratch;
+  std::filesystem::create_directories(scratch.path);
+  const mlp_shape shape{16, {13, 7}, 4};
+  std::vector<float> values = initial_parameters(shape, 99);
+  const std::string file = (scratch.path / "w.safetensors").string();
+  save_weights(file, parameters_of(shape), values);
+  std::vector<float> mine = initial_parameters(shape, 1);
+  REQUIRE(load_weights(file, parameters_of(shape), mine).empty());
+  REQUIRE(mine == values);
+  const mlp_shape wider{16, {13, 7}, 6};
+  std::vector<float> fresh = initial_parameters(wider, 1), start = fresh;
+  const std::string text = load_weights(file, parameters_of(wider), fresh);
+  REQUIRE_THAT(text, Catch::Contains("'layer2.weight' is [6, 7] in the model, [4, 7] in the file"));
+  const std::size_t head = parameters_of(wider)[4].offset;
+  REQUIRE(
+      std::equal(fresh.begin(), fresh.begin() + static_cast<std::ptrdiff_t>(head), values.begin()));
+  REQUIRE(std::equal(fresh.begin() + static_cast<std::ptrdiff_t>(head), fresh.end(),
+                     start.begin() + static_cast<std::ptrdiff_t>(head)));
+  config c = small_config();
+  c.init = file;
+  c.steps = 4;
+  const training_result a = run(2, c);
+  c.init = (scratch.path / "none").string();
+  REQUIRE_THROWS_WITH(run(2, c), Catch::Contains("none: cannot open: No such file"));
+  c.init.clear();
+  REQUIRE(a.digest != run(2, c).digest);
 }

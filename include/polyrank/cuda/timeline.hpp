@@ -145,8 +145,9 @@ class timeline {
     const auto ns = static_cast<long long>(static_cast<double>(ms) * 1e6);
     std::string digits = polyrank::detail::cat(ns < 0 ? -ns : ns);
     if (digits.size() < 4) digits.insert(0, 4 - digits.size(), '0');
-    digits.insert(digits.size() - 3, ".");
-    return ns < 0 ? "-" + digits : digits;
+    const std::size_t point = digits.size() - 3;
+    return polyrank::detail::cat(ns < 0 ? "-" : "", digits.substr(0, point), '.',
+                                 digits.substr(point));
   }
 
   std::size_t capacity_, dropped_ = 0;

@@ -97,8 +97,11 @@ struct group {
   std::vector<const call*> posted;
   std::vector<std::string> words; // for the control channel
   std::vector<mailbox> mailboxes; // [from * size + to]
-  std::atomic<std::uint32_t> arrived{0};
-  host::detail::futex_word phase{0};
+  struct meeting {
+    std::atomic<std::uint32_t> arrived{0};
+    host::detail::futex_word phase{0};
+  };
+  meeting operations, talks; // the control channel may be used while streams are at work
 
   template <class Ready, class Describe>
   void wait_until(Ready ready, Describe describe, std::chrono::nanoseconds timeout) {
@@ -110,7 +113,8 @@ struct group {
   }
 
   /// All ranks meet. Creates order between all of them.
-  void meet(std::string_view what, std::chrono::nanoseconds timeout) {
+  void meet(meeting& at, std::string_view what, std::chrono::nanoseconds timeout) {
+    auto& [arrived, phase] = at;
     const std::uint32_t before = phase.load(std::memory_order_acquire);
     if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
       arrived.store(0, std::memory_order_relaxed);
@@ -161,10 +165,10 @@ struct runner {
     g->entered[rank].store(k, std::memory_order_relaxed);
     if (c.what.kind == hang::op_kind::exchange) return exchange(c);
     g->posted[rank] = &c;
-    g->meet(c.name, timeout());
+    g->meet(g->operations, c.name, timeout());
     const std::string difference = compare();
     if (difference.empty()) move_data(c);
-    g->meet(c.name, timeout());
+    g->meet(g->operations, c.name, timeout());
     if (!difference.empty()) throw on_every_rank(mismatch_error(difference, c.what.site));
   }
 
@@ -294,9 +298,9 @@ class control {
 
   std::vector<std::string> all_gather(std::string_view bytes) {
     group_->words[static_cast<std::size_t>(rank_)] = bytes;
-    group_->meet("all_gather", group_->shared.settings.timeout);
+    group_->meet(group_->talks, "all_gather", group_->shared.settings.timeout);
     std::vector<std::string> all = group_->words;
-    group_->meet("all_gather", group_->shared.settings.timeout);
+    group_->meet(group_->talks, "all_gather", group_->shared.settings.timeout);
     return all;
   }
   std::int64_t all_reduce_max(std::int64_t value) {
@@ -309,7 +313,9 @@ class control {
     }
     return most;
   }
-  void barrier(std::chrono::milliseconds deadline) { group_->meet("barrier", deadline); }
+  void barrier(std::chrono::milliseconds deadline) {
+    group_->meet(group_->talks, "barrier", deadline);
+  }
 
  private:
   std::shared_ptr<detail::group> group_;

@@ -57,7 +57,8 @@ namespace polyrank {
 
 template <elementwise_optimizer O, communicator Comm, element V = float, element G = V,
           class Residency = on_device>
-  requires(collectives<Comm, V> && collectives<Comm, double> && collectives<Comm, std::byte>)
+  requires(collectives<Comm, V> && collectives<Comm, double> &&
+           has_zero_ops<typename Comm::backend>)
 class sharded_optimizer {
  public:
   using backend = typename Comm::backend;
@@ -137,6 +138,16 @@ class sharded_optimizer {
     work_.synchronize();
     steps_ = 0;
     loaded_ = true;
+  }
+
+  /// Goes on after `steps` steps: call load_values() with the values of then, fill masters and
+  /// state (for_each_fragment), then this, with record() of then. Waits.
+  void resume_at(std::uint64_t steps, const step_record& then) {
+    if (!loaded_) grads_.misuse("resume_at: call load_values first");
+    backend::template copy<std::byte>({reinterpret_cast<const std::byte*>(&then), sizeof then},
+                                      record_bytes(), work_);
+    work_.synchronize();
+    steps_ = steps;
   }
 
   /// The learning-rate factor of the coming step; set it before begin(0, ...).

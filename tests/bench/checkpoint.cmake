@@ -1,0 +1,6 @@
+if(TARGET polyrank::checkpoint)
+  add_executable(checkpoint_bench ${CMAKE_CURRENT_LIST_DIR}/checkpoint_bench.cpp)
+  target_link_libraries(checkpoint_bench PRIVATE polyrank::checkpoint polyrank_dev)
+  add_test(NAME checkpoint.bench_small COMMAND checkpoint_bench --small)
+  set_tests_properties(checkpoint.bench_small PROPERTIES LABELS "bench" TIMEOUT 60)
+endif()
