@@ -1,6 +1,7 @@
 // Every rank contributes its number; every rank learns the sum.
 //     mpirun --map-by :OVERSUBSCRIBE --bind-to none -n 4 build/bin/hello_allreduce
 // SPDX-License-Identifier: Apache-2.0
+#include <polyrank/launch/run.hpp>
 #include <polyrank/polyrank.hpp>
 
 #include <cstdio>
