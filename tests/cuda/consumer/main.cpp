@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <polyrank/cuda/cuda.hpp>
 #include <polyrank/optim/adamw.hpp>
+#include <polyrank/launch/run.hpp>
 #include <polyrank/polyrank.hpp>
 
 #include <cstdio>
