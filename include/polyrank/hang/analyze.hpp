@@ -50,6 +50,7 @@ class analysis {
   verdict run() {
     find_forks();
     if (!start_up() && !different() && !dead() && !out_of_reach() && !stuck()) slow();
+    v_.stuck_ns = longest_stuck();
     finish();
     return std::move(v_);
   }

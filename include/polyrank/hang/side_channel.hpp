@@ -42,6 +42,8 @@ class side_channel {
   [[nodiscard]] virtual std::vector<remote_sample> others() = 0;
   /// Whether this process decides for hosts that it can reach.
   [[nodiscard]] virtual bool in_charge() = 0;
+  /// Whether nobody in charge can be reached.
+  [[nodiscard]] virtual bool cut_off() = 0;
   /// Tells the other hosts that the job ends with `code`.
   virtual void decide(int code) noexcept = 0;
   /// The code that another host told, or 0.

@@ -20,8 +20,8 @@ struct lateness {
   record example; ///< the collective that lost most
 };
 
-/// A straggler is last in at least two of three collectives (six or more of them) and costs the
-/// others at least a fifth of the time. Looks at the last 64 collectives of each communicator.
+/// A straggler causes at least two thirds of all waiting (over six collectives or more) and costs
+/// the others at least a fifth of the time. Looks at the last 64 collectives of each communicator.
 [[nodiscard]] inline lateness find_straggler(const scene& all) {
   lateness worst;
   for (std::size_t c = 0; c < all.comms.size(); ++c) {
@@ -78,11 +78,13 @@ struct lateness {
         most_seq[h] = from + k;
       }
     }
+    std::uint64_t total = 0;
+    for (const lateness& l : each) total += l.lost_ns;
     for (std::size_t h = 0; h < here.size(); ++h) {
       lateness& l = each[h];
       l.of = complete;
       l.window_ns = end - begin;
-      if (complete < 6 || l.last * 3 < complete * 2 || l.lost_ns * 5 < l.window_ns ||
+      if (complete < 6 || l.lost_ns * 3 < total * 2 || l.lost_ns * 5 < l.window_ns ||
           l.lost_ns <= worst.lost_ns)
         continue;
       l.rank = here[h]->from->rank;

@@ -120,6 +120,7 @@ struct verdict {
   std::vector<std::string> findings; ///< other things worth knowing
   std::vector<wait_edge> waits;      ///< who waits for whom; at most a few hundred
   int ranks = 0;
+  std::uint64_t stuck_ns = 0; ///< how long the rank that waits longest has not moved
 
   [[nodiscard]] bool hang() const noexcept { return exit_code(code) != 0; }
 };

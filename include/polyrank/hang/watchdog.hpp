@@ -7,7 +7,7 @@
 // It makes no MPI and no CUDA call, takes no lock that another thread holds, and reads its peers
 // from memory and /proc. The lowest rank whose watchdog beats is the leader of its host and does
 // the work; if it is killed or stopped, the next one takes over. `on_verdict` is called once, in
-// the watchdog's thread, on the leader (or on a rank that nobody leads any more); `on_finding` at
+// the watchdog's thread, on the leader; `on_finding` at
 // most once for each kind of finding, such as a straggler. `signals` must be blocked in all threads
 // (block_signals() before MPI starts): the watchdog takes them.
 // SPDX-License-Identifier: Apache-2.0
@@ -145,12 +145,12 @@ class watchdog {
     if (++turns_ % 8 == 0 && own_.life() == life::running)
       mine_.put(layout::f_forks, forked_children().size());
     const bool leads = leader();
-    if (!leads && !alarmed && !alone()) return false;
+    if (!leads && !alarmed) return false;
     side_channel* channel = channel_.load(std::memory_order_acquire);
     // What other hosts tell is old by a beat or two: compare with more of our own past.
     verdict v = judge(channel != nullptr ? 8 * image_slots : image_slots, options_.deadline, false);
-    if (leads && channel != nullptr) channel->publish(publishable());
-    if (!leads && v.code != verdict_code::rank_dead && !alone()) return false;
+    if (leads && channel != nullptr) channel->publish(publishable(v.stuck_ns > 1'000'000'000));
+    if (!leads && v.code != verdict_code::rank_dead) return false;
     if (v.code == verdict_code::none) {
       suspected_ = verdict_code::none;
       report_forks(v);
@@ -162,7 +162,8 @@ class watchdog {
     }
     // The hosts' leaders leave slow hangs to the one in charge, as long as there is one.
     const bool urgent = v.code == verdict_code::rank_dead;
-    if (channel != nullptr && !urgent && !channel->in_charge() && !alone()) return false;
+    if (channel != nullptr && !urgent && !channel->in_charge() && !(channel->cut_off() && alone(v)))
+      return false;
     if (!v.certain) {
       if (v.code != suspected_ || v.suspects != suspects_) {
         suspected_ = v.code;
@@ -224,17 +225,10 @@ class watchdog {
     return true;
   }
 
-  /// Whether this rank has been stuck for so long that others should have acted.
-  [[nodiscard]] bool alone() const {
-    detail::rank_state r;
-    const std::vector<std::uint64_t> image = own_.image(64, now_ns());
-    const sample s{.rank = 0, .ring = ring_view(std::as_bytes(std::span(image))), .now = now_ns()};
-    r.from = &s;
-    detail::scene scene;
-    detail::scan_ring(r, {}, scene);
-    const auto limit =
-        static_cast<std::uint64_t>((options_.deadline + options_.deadline / 2).count());
-    return r.stuck() > limit + 500'000'000;
+  /// Whether the job is stuck for so long that whoever is in charge should have acted.
+  [[nodiscard]] bool alone(const verdict& v) const noexcept {
+    const auto limit = options_.deadline + options_.deadline / 2;
+    return v.stuck_ns > static_cast<std::uint64_t>(limit.count()) + 500'000'000;
   }
 
   static constexpr std::size_t image_slots = 64; ///< records of a rank in a routine look
@@ -278,11 +272,12 @@ class watchdog {
   }
 
   /// This host's ranks, for the other hosts.
-  [[nodiscard]] std::vector<remote_sample> publishable() const {
+  [[nodiscard]] std::vector<remote_sample> publishable(bool stuck) const {
     std::vector<remote_sample> out;
     for (const auto& [rank, p] : peers_) {
       remote_sample r{.rank = rank, .process = state_of_peer(p.ring), .host = host_};
-      if (r.process == process_state::stopped) r.where = whereabouts(p.ring.pid());
+      if (r.process == process_state::stopped || stuck) r.where = whereabouts(p.ring.pid());
+      if (r.process == process_state::dead) r.where.clear();
       r.image = p.ring.image(image_slots, now_ns());
       out.push_back(std::move(r));
     }

@@ -127,6 +127,11 @@ class hang_star final : public hang::side_channel {
     return centre_ == 1 && clock::now() - answered_[0] > s_.silence;
   }
 
+  [[nodiscard]] bool cut_off() override {
+    const std::lock_guard lock(mutex_);
+    return centre_ < 0 && clock::now() - latest_answer() > s_.silence;
+  }
+
   /// Returns once the other hosts have heard it, after a second and a half at most.
   void decide(int code) noexcept override {
     if (decision_.exchange(code) == code) return;
