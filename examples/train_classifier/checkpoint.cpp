@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace polyrank::examples {
@@ -63,10 +64,18 @@ std::vector<checkpoint::tensor_info> state_tensors(const std::vector<tensor>& we
   return all;
 }
 
-checkpoint::metadata make_notes(const config& c, std::size_t training_pictures, float loss) {
+checkpoint::metadata make_notes(const config& c, std::size_t training_pictures, float loss,
+                                std::uint64_t updates) {
   checkpoint::metadata notes = curve_of(c, training_pictures);
   notes["loss"] = detail::cat(loss);
+  notes["updates"] = detail::cat(updates);
   return notes;
+}
+
+std::uint64_t updates_of(const checkpoint::manifest& saved) {
+  const auto updates = saved.notes.find("updates");
+  if (updates == saved.notes.end()) return saved.step;
+  return std::min<std::uint64_t>(saved.step, std::strtoull(updates->second.c_str(), nullptr, 10));
 }
 
 float judge_notes(const checkpoint::manifest& saved, const config& c,

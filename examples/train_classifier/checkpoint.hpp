@@ -17,6 +17,7 @@
 #include <polyrank/checkpoint/manifest.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -32,7 +33,10 @@ namespace polyrank::examples {
                                                                  std::size_t planes);
 
 [[nodiscard]] checkpoint::metadata make_notes(const config& c, std::size_t training_pictures,
-                                              float loss);
+                                              float loss, std::uint64_t updates);
+
+/// Updates of the optimizer that a checkpoint has seen: its steps, less those that were skipped.
+[[nodiscard]] std::uint64_t updates_of(const checkpoint::manifest& saved);
 
 /// Judges the notes of a checkpoint for a run with these flags; returns the last loss.
 /// @throws usage_error naming the flag that must be as it was

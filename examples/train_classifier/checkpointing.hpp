@@ -66,6 +66,7 @@ class checkpointing {
                                   latest->filename().string(),
                                   "; add --resume to go on with it, or take another directory")));
     start_point from;
+    std::uint64_t updates = 0;
     std::string flags; // wrong ones: the same on every rank, unless the files differ
     checkpoint::together(control_, [&] {
       checkpoint::reader reader(files_, *latest);
@@ -73,6 +74,7 @@ class checkpointing {
       from.step = reader.content().step;
       try {
         from.loss = judge_notes(reader.content(), config_, pictures_);
+        updates = updates_of(reader.content());
       } catch (const usage_error& e) {
         flags = e.what();
         return;
@@ -81,7 +83,7 @@ class checkpointing {
     });
     if (control_.all_reduce_max(flags.empty() ? 0 : 1) != 0)
       throw on_every_rank(usage_error(flags));
-    parallel_.loaded(from.step);
+    parallel_.loaded(from.step, updates);
     say_(detail::cat("resume   step ", from.step, " from ", latest->string()), false);
     last_ = from.step;
     return from;
@@ -99,19 +101,18 @@ class checkpointing {
   void save(std::uint64_t step, float loss) {
     if (last_ == step) return; // it is saved, or being saved
     report(saver_.wait());
-    saver_.save(step, make_notes(config_, pictures_, loss), tensors_, parallel_.fragments(tensors_),
+    saver_.save(step, make_notes(config_, pictures_, loss, parallel_.updates(step)), tensors_,
+                parallel_.fragments(tensors_),
                 [this](const checkpoint::fragment& f, std::span<std::byte> out) {
                   parallel_.copy_out(f, out);
                 });
     last_ = step;
   }
 
-  /// Waits for the save that is under way. @collective
-  /// @throws data_error on every rank if the newest save failed
-  void finish() {
+  /// Waits for the save that is under way; says why the newest one failed, or nothing. @collective
+  [[nodiscard]] std::string finish() {
     report(saver_.wait());
-    if (failed_)
-      throw on_every_rank(data_error(detail::cat("the last checkpoint was not saved: ", *failed_)));
+    return failed_.value_or(std::string());
   }
 
  private:

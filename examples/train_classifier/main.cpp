@@ -115,15 +115,6 @@ void say_result(const training_result& r, const config& c) {
   std::printf("\n");
 }
 
-/// Whether this rank was asked to save and stop. Where the job is watched, the watchdog hears the
-/// signal first.
-template <class World>
-bool asked_to_stop(World& world, launch::save_request& stop) {
-  if constexpr (requires { world.save_requested(); })
-    if (world.save_requested()) return true;
-  return stop.pending();
-}
-
 int body(launch::world& world, config c, launch::save_request* stop) {
   const bool speaks = world.rank() == 0, talks = speaks && !c.common.quiet;
   for (const std::string& warning : world.warnings())
@@ -161,7 +152,8 @@ int body(launch::world& world, config c, launch::save_request* stop) {
   progress line({.total = plan.steps, .enabled = talks});
   host_ops ops;
   train_options options{.workers = workers, .line = speaks ? &line : nullptr};
-  if (stop != nullptr) options.stop = [&] { return asked_to_stop(world, *stop); };
+  // Where the job is watched, the watchdog hears the signal first.
+  if (stop != nullptr) options.stop = [&] { return world.save_requested() || stop->pending(); };
   if (speaks)
     options.say = [&](const std::string& text, bool problem) {
       if (!problem && !talks) return;
@@ -174,7 +166,13 @@ int body(launch::world& world, config c, launch::save_request* stop) {
     };
   const training_result result =
       on_cuda ? gpu->run(c, data, options) : train(comm, ops, c, data, options);
+  const auto judge_saves = [&result] {
+    if (!result.save_error.empty())
+      throw on_every_rank(
+          data_error(detail::cat("the last checkpoint was not saved: ", result.save_error)));
+  };
   constexpr int requeue = 75;
+  if (!speaks || result.stopped) judge_saves();
   if (!speaks) return result.stopped ? requeue : 0;
 
   line.end();
@@ -216,6 +214,7 @@ int body(launch::world& world, config c, launch::save_request* stop) {
     std::printf("val_accuracy=%.4f test_accuracy=%.4f samples_per_second=%.0f\n",
                 result.final_validation.accuracy, result.test.accuracy, result.samples_per_second);
   std::fflush(stdout);
+  judge_saves();
   return 0;
 }
 

@@ -103,7 +103,8 @@ class replicated {
       read_.insert(read_.end(), values.begin(), values.end());
     }
   }
-  void loaded(std::uint64_t /*step*/) {
+  [[nodiscard]] std::uint64_t updates(std::uint64_t step) const { return step; }
+  void loaded(std::uint64_t /*step*/, std::uint64_t /*updates*/) {
     const std::span<const float> all(read_);
     ops_.write(stream_, all.first(weights_.size()), weights_.span());
     ops_.write(stream_, all.subspan(weights_.size()), state_.span());
@@ -198,7 +199,9 @@ class sharded {
         state_.insert(state_.end(), values.begin(), values.end());
       }
   }
-  void loaded(std::uint64_t step) {
+  /// Updates made in `step` steps: a step whose gradients were not finite made none.
+  [[nodiscard]] std::uint64_t updates(std::uint64_t /*step*/) { return opt_.record().applied; }
+  void loaded(std::uint64_t step, std::uint64_t updates) {
     start_from(weights_);
     std::span<const float> left(state_);
     for (const piece& p : pieces(true))
@@ -207,7 +210,10 @@ class sharded {
         left = left.subspan(p.data.size());
       }
     stream_.synchronize();
-    opt_.resume_at(step, opt_.record()); // fp32: the loss scaler is off
+    step_record then = opt_.record(); // fp32: the loss scaler is off
+    then.applied = updates;
+    then.skipped = step - updates;
+    opt_.resume_at(step, then);
     weights_ = {};
     state_ = {};
   }

@@ -54,6 +54,7 @@ struct evaluation {
 struct training_result {
   std::size_t first_step = 0; ///< steps made before this run, which resumed
   bool stopped = false;       ///< saved and stopped on request, before the last step; not evaluated
+  std::string save_error;     ///< why the last checkpoint was not saved; empty: it was
   float final_loss = 0;       ///< of the last step, also if it was made before this run
   std::vector<float> losses;  ///< mean over each step's global batch
   std::vector<std::pair<double, double>> validation; ///< (step, accuracy) after each epoch
@@ -176,7 +177,7 @@ class trainer {
       parallel_.verify(stream_);
       segment = clock::now();
     }
-    if (keeper) keeper->finish();
+    if (keeper) result.save_error = keeper->finish();
     result.samples_per_rank = made * plan_.rows_per_rank();
     if (result.stopped) return result;
     if (made == 0) { // all steps were made before
