@@ -29,10 +29,11 @@ namespace polyrank::hang {
 
 struct circumstances {
   std::uint64_t deadline_ns = 120'000'000'000;
-  int world = 0;           ///< ranks of the job; 0: as many as the rings say
-  bool second_look = true; ///< an earlier look, some time ago, saw the same
-  bool complete = true;    ///< ranks without a sample are worth a suspicion
-  bool failed_too = true;  ///< a rank that has reported its error itself counts as dead
+  int world = 0;             ///< ranks of the job; 0: as many as the rings say
+  std::uint64_t late_ns = 0; ///< of waiting, below which nobody is called a straggler
+  bool second_look = true;   ///< an earlier look, some time ago, saw the same
+  bool complete = true;      ///< ranks without a sample are worth a suspicion
+  bool failed_too = true;    ///< a rank that has reported its error itself counts as dead
 };
 
 namespace detail {
@@ -383,7 +384,7 @@ class analysis {
   }
 
   void slow() {
-    const lateness late = find_straggler(all_);
+    const lateness late = find_straggler(all_, given_.late_ns);
     if (late.rank < 0) return;
     operation_is(late.example);
     say(verdict_code::straggler, {late.rank},

@@ -21,8 +21,9 @@ struct lateness {
 };
 
 /// A straggler causes at least two thirds of all waiting (over six collectives or more) and costs
-/// the others at least a fifth of the time. Looks at the last 64 collectives of each communicator.
-[[nodiscard]] inline lateness find_straggler(const scene& all) {
+/// the others at least a fifth of the time, and `least_ns`, also without its latest arrival. Looks
+/// at the last 64 collectives of each communicator.
+[[nodiscard]] inline lateness find_straggler(const scene& all, std::uint64_t least_ns) {
   lateness worst;
   for (std::size_t c = 0; c < all.comms.size(); ++c) {
     const comm_state& comm = all.comms[c];
@@ -84,8 +85,9 @@ struct lateness {
       lateness& l = each[h];
       l.of = complete;
       l.window_ns = end - begin;
-      if (complete < 6 || l.lost_ns * 3 < total * 2 || l.lost_ns * 5 < l.window_ns ||
-          l.lost_ns <= worst.lost_ns)
+      const std::uint64_t again = l.lost_ns - most[h]; // once late is not always late
+      if (complete < 6 || l.lost_ns * 3 < total * 2 || again * 5 < l.window_ns ||
+          again < least_ns || l.lost_ns <= worst.lost_ns)
         continue;
       l.rank = here[h]->from->rank;
       const ring_view& ring = here[h]->from->ring;

@@ -266,6 +266,7 @@ class watchdog {
               [](const sample& a, const sample& b) { return a.rank < b.rank; });
     return analyze(samples, {.deadline_ns = static_cast<std::uint64_t>(deadline.count()),
                              .world = everyone ? own_.size() : 0,
+                             .late_ns = 500'000'000,
                              .second_look = second_look,
                              .complete = everyone,
                              .failed_too = failed_too});
