@@ -27,7 +27,6 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -209,11 +208,14 @@ class world {
     const bool unwinding = std::uncaught_exceptions() > s.exceptions;
     // In inline mode the engine would have to talk to MPI on this thread, which may never return.
     const bool threaded = s.engine->running_mode() == host::progress_engine::mode::threaded;
+    const bool second_hand = s.engine->aborted(); // another rank failed first
     if (unwinding && threaded) s.engine->abort(detail::cat(label(), " left by an exception"));
     const bool leak = unwinding || s.engine->aborted();
     s.engine->stop();
     if (leak) {
       if (s.owns) end_job(1, std::chrono::seconds(2));
+      // mpirun ends all ranks when one has left: the first to fail gets the time to say why.
+      if (s.owns && second_hand) std::this_thread::sleep_for(std::chrono::seconds(1));
       static_cast<void>(state_.release()); // its MPI handles may still be in use by the peers
       return;
     }
