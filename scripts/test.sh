@@ -5,7 +5,7 @@
 # AddressSanitizer + UndefinedBehaviorSanitizer and under ThreadSanitizer. Ends with the time of
 # each stage and a line `N passed, M failed`; exits with CTest's verdict.
 #
-#   --soak        also the long runs (tests with the label `soak`)
+#   --soak        also the long runs (label `soak`), and all folders under the sanitizers
 #   --no-install  do not install; end with the list of what is missing
 #   --jobs N      parallel jobs (default: processors)
 #   --help        this text
@@ -75,11 +75,13 @@ build_all() {
     cmake --build "$root/build" --parallel "$jobs" --target polyrank_build_tests
 }
 
-# sanitized NAME SANITIZERS: the pure and loopback tests in a build of their own.
+# sanitized NAME SANITIZERS SKIP: the pure and loopback tests in a build of their own, without the
+# folders SKIP (a regex) unless --soak asks for all.
 sanitized() {
-  local dir=$root/build-$1
-  configure "$dir" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g" \
-    -DPOLYRANK_SANITIZE="$2" -DPOLYRANK_CUDA=OFF >/dev/null &&
+  local dir=$root/build-$1 skip=$3
+  [[ $not_now != none ]] || skip=''
+  configure "$dir" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" \
+    -DPOLYRANK_SANITIZE="$2" -DPOLYRANK_SANITIZE_SKIP="$skip" -DPOLYRANK_CUDA=OFF >/dev/null &&
     cmake --build "$dir" --parallel "$jobs" --target polyrank_unit_tests &&
     run_tests "$dir" -L '^unit$' -LE "^$not_now\$"
 }
@@ -92,10 +94,12 @@ stage configure configure "$root/build" -DCMAKE_BUILD_TYPE=Release -DPOLYRANK_WE
 stage build build_all || finish
 stage unit run_tests "$root/build" -L '^unit$' -LE "^$not_now\$" || true
 stage mpi run_tests "$root/build" -L '^mpi$' -LE "^$not_now\$" || true
-stage asan+ubsan sanitized asan address,undefined || true
+# Parsers (probe, pipeline) are fuzzed under AddressSanitizer anyway.
+stage asan+ubsan sanitized asan address,undefined 'examples|launch|pipeline|plan|probe' || true
 # ThreadSanitizer of g++ 12 cannot start where the kernel randomises addresses widely.
 if setarch -R true 2>/dev/null; then runner=(setarch -R); fi
-stage tsan sanitized tsan thread || true
+# Nothing to find where there is one thread.
+stage tsan sanitized tsan thread 'core|optim|pipeline|plan|probe' || true
 runner=()
 stage consumers run_tests "$root/build" -L '^consumer$' -LE "^$not_now\$" || true
 stage "scripts and docs" run_tests "$root/build" -LE "^(unit|mpi|consumer|$not_now)\$" || true
