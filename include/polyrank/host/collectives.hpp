@@ -36,7 +36,7 @@ class ring final : public task {
 
   struct options {
     std::size_t segment_bytes = 512 << 10;
-    std::size_t lanes = 2;
+    std::size_t lanes = 1;
   };
 
   /// all_reduce: in, out of `count` elements. reduce_scatter: in of n * count, out of count.

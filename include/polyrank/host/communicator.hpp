@@ -29,7 +29,7 @@ namespace polyrank::host {
 struct tuning {
   std::size_t small_bytes = 32 << 10;    ///< all_reduce up to this size by doubling, above by ring
   std::size_t segment_bytes = 512 << 10; ///< of ring and tree
-  std::size_t lanes = 2;                 ///< segments of one chunk in flight
+  std::size_t lanes = 1; ///< segments of one chunk in flight; more pay where links have latency
 };
 
 /// control_channel over the progress engine.
