@@ -39,7 +39,7 @@ play goes_on '137 010' '0 -' -- -n 4
 check "a failure starts again" test $code -eq 0 -a "$(wc -l <"$PLAY.calls")" -eq 2
 check "with --resume" grep -Eq -- '-n 4 prog .* --resume$' <<<"$(call 2)"
 check "it says from where" grep -q 'exit code 137; starting again on 4 ranks from step_010' "$PLAY.out"
-play done '75 010' -- -n 4
+play 'done' '75 010' -- -n 4
 check "75 is passed on" test $code -eq 75
 play usage '2 -' -- -n 4
 check "2 is passed on" test $code -eq 2 -a "$(wc -l <"$PLAY.calls")" -eq 1
