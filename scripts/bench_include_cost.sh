@@ -38,9 +38,13 @@ TIMEFORMAT='%U %S'
 
 # The std and system headers that the umbrella reaches through our own headers, and through no other.
 foreign_headers() {
-  "$compiler" "${flags[@]}" -x c++ -M - <<<'#include <polyrank/polyrank.hpp>' |
-    xargs -n 1 | grep "^$root/include/polyrank/" | sort -u |
-    xargs grep -hE '^ *# *include <' | grep -v '<polyrank/' | sed 's/^ *# *include/#include/; s/>.*/>/' | sort -u
+  local header
+  "$compiler" "${flags[@]}" -x c++ -M - <<<'#include <polyrank/polyrank.hpp>' | xargs -n 1 >"$work/reached"
+  grep "^$root/include/polyrank/" "$work/reached" | sort -u |
+    xargs grep -hE '^ *# *include <' | grep -v '<polyrank/' | sed 's/^ *# *include <//; s/>.*//' | sort -u |
+    while read -r header; do  # an include behind an #if may not be reached
+      if grep -q "/$header\$" "$work/reached"; then echo "#include <$header>"; fi
+    done
 }
 
 cat >"$work/base.cpp" <<<"#define OMPI_SKIP_MPICXX 1
