@@ -1,13 +1,16 @@
 // One data-parallel training step of a 4-layer perceptron of about 10 million parameters: forward,
 // backward, gradient reduction, AdamW. The peer is ddp_step.py (PyTorch DDP over gloo); ddp_step.sh
-// runs both and prints the ratio.
+// runs both and prints the ratio. With several threads a rank, matrix products (OpenBLAS) and the
+// update use all of them, the rest uses one.
 // SPDX-License-Identifier: Apache-2.0
 #include "train_classifier/host_ops.hpp"
 #include "train_classifier/mlp.hpp"
 
+#include <polyrank/core/partition.hpp>
 #include <polyrank/data_parallel/grad_sync.hpp>
 #include <polyrank/launch/run.hpp>
 #include <polyrank/optim/adamw.hpp>
+#include <polyrank/zero/cpu_pool.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -18,10 +21,13 @@
 using namespace polyrank;
 using namespace polyrank::examples;
 
+extern "C" __attribute__((weak)) void openblas_set_num_threads(int); // another CBLAS has it not
+
 int main(int argc, char** argv) {
   return launch::run(argc, argv, [&](launch::world& world) {
     const int steps = argc > 1 ? std::max(1, std::atoi(argv[1])) : 20;
     const std::size_t rows = argc > 2 ? static_cast<std::size_t>(std::atoi(argv[2])) : 128;
+    const std::size_t threads = argc > 3 ? static_cast<std::size_t>(std::atoi(argv[3])) : 1;
     const mlp_shape shape{1024, {2048, 2304, 1536}, 10};
     auto comm = world.communicator();
     host::stream s = comm.make_stream();
@@ -36,7 +42,10 @@ int main(int argc, char** argv) {
       parameters.push_back({t.name, t.count(), weights.data() + t.offset, nullptr});
     grad_sync sync(comm, parameters, all_reduce_sum{}, {.leave = gradients_hold::sum});
     const auto weight = [&](std::size_t i) { return weights.data() + tensors[i].offset; };
-    float loss = 0;
+    float loss = 0, one = 1, product = 0;
+    gemm(as::is, as::is, 1, 1, 1, &one, &one, &product); // sets one thread, once
+    if (openblas_set_num_threads != nullptr) openblas_set_num_threads(static_cast<int>(threads));
+    cpu_pool pool(threads);
     std::vector<double> times;
     for (int step = -3; step < steps; ++step) {
       s.synchronize();
@@ -50,13 +59,18 @@ int main(int argc, char** argv) {
           [&](std::size_t i) { sync.ready(i, s); });
       sync.finish(s);
       const adamw::hyper hyper = adamw::at({}, static_cast<std::size_t>(step + 4), 1.0f);
-      for (std::size_t i = 0; i < tensors.size(); ++i) {
-        const std::size_t at = tensors[i].offset, n = tensors[i].count();
-        const std::span<float> all(state);
-        ops.update<adamw>(s, std::span(weights).subspan(at, n), {sync.grad(i), n},
-                          {all.subspan(at, n), all.subspan(weights.size() + at, n)}, hyper,
-                          sync.grad_scale());
-      }
+      for (std::size_t i = 0; i < tensors.size(); ++i)
+        s.enqueue([&, i, scale = sync.grad_scale()] {
+          pool.run([&](std::size_t part) {
+            const range r = partition(tensors[i].count(), pool.size(), part);
+            const std::size_t at = tensors[i].offset + r.begin;
+            const std::span<float> all(state);
+            apply<adamw>(std::span(weights).subspan(at, r.size()),
+                         {sync.grad(i) + r.begin, r.size()},
+                         {all.subspan(at, r.size()), all.subspan(weights.size() + at, r.size())},
+                         hyper, scale);
+          });
+        });
       s.synchronize();
       const std::chrono::duration<double, std::milli> took =
           std::chrono::steady_clock::now() - start;
@@ -65,9 +79,8 @@ int main(int argc, char** argv) {
     std::sort(times.begin(), times.end());
     if (world.rank() == 0)
       std::printf("{\"bench\": \"ddp_step\", \"who\": \"polyrank\", \"ranks\": %d, \"parameters\": "
-                  "%zu, \"rows_per_rank\": %zu, "
-                  "\"median_ms\": %.2f}\n",
-                  world.size(), weights.size(), rows, times[times.size() / 2]);
+                  "%zu, \"rows_per_rank\": %zu, \"threads\": %zu, \"median_ms\": %.2f}\n",
+                  world.size(), weights.size(), rows, threads, times[times.size() / 2]);
     return 0;
   });
 }

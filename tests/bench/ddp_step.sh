@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# usage: tests/bench/ddp_step.sh [RANKS] [ROWS] [PYTHON]
+# usage: tests/bench/ddp_step.sh [RANKS] [ROWS] [PYTHON] [THREADS]
 # The step of ddp_step.cpp and of PyTorch DDP over gloo, three times in turn; prints each and the ratio
 # of the medians (PyTorch's time / ours). PYTHON must have torch; without one (default: python3) only
-# our side runs. One thread a rank on both sides, which ranks = cores calls for.
+# our side runs. THREADS (default 1) is what each rank has, on both sides.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
-ranks=${1:-2} rows=${2:-128} python=${3:-python3}
+ranks=${1:-2} rows=${2:-128} python=${3:-python3} threads=${4:-1}
 root=$(dirname "$0")/../..
 build=${POLYRANK_BUILD:-$root/build}
 if ((EUID == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
-run=(mpirun --map-by :OVERSUBSCRIBE --bind-to none -n "$ranks" -x OMP_NUM_THREADS=1 -x OPENBLAS_NUM_THREADS=1)
+export OMP_NUM_THREADS=$threads PEER_THREADS=$threads GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
+run=(mpirun --map-by :OVERSUBSCRIBE --bind-to none -n "$ranks" -x OMP_NUM_THREADS -x PEER_THREADS -x GLOO_SOCKET_IFNAME)
 lines=$(mktemp)
 trap 'rm -f "$lines"' EXIT
 for _ in 1 2 3; do
-  "${run[@]}" "$build/bin/ddp_step" 20 "$rows" | tee -a "$lines"
+  "${run[@]}" "$build/bin/ddp_step" 20 "$rows" "$threads" | tee -a "$lines"
   if "$python" -c 'import torch' 2> /dev/null; then
     "${run[@]}" "$python" "$root/tests/bench/ddp_step.py" 20 "$rows" | tee -a "$lines"
   fi
