@@ -73,7 +73,8 @@ std::variant<config, int> parse_config(int argc, char** argv) {
                "train_classifier");
   std::size_t steps = 0, workers = 0, zero = 0;
   app.add_option("--data", c.data, "Fashion-MNIST (IDX) or digits.csv.gz")->type_name("DIR");
-  app.add_option("--out", c.out, "Write curves, predictions, metrics to DIR")->type_name("DIR");
+  auto* out =
+      app.add_option("--out", c.out, "Write curves, predictions, metrics to DIR")->type_name("DIR");
   app.add_option("--epochs", c.epochs, "Passes over the data; default 10")
       ->type_name("E")
       ->check(positive_number());
@@ -97,6 +98,10 @@ std::variant<config, int> parse_config(int argc, char** argv) {
       ->check(positive_number())
       ->needs(deterministic);
   app.add_flag("--digest", c.digest, "Print a hash of weights and optimizer state");
+  app.add_option("--digest-every", c.digest_every, "Hashes of every tensor to DIR, every K steps")
+      ->type_name("K")
+      ->check(positive_number())
+      ->needs(out);
   add_checkpoint_flags(app, c);
   auto* workers_flag = app.add_option("--workers", workers, "Loader threads per rank; 0: none")
                            ->type_name("W")
@@ -132,8 +137,8 @@ std::string describe(const config& c) {
                             c.zero ? detail::cat(*c.zero) : "none", ", offload ", c.offload,
                             ", fraction ", c.fraction, ", accumulate ", c.accumulate, ", clip ",
                             c.clip, ", optimizer ", c.optimizer, ", checkpoint ", c.checkpoint,
-                            ", save-every ", c.save_every, ", keep ", c.keep, ", resume ", c.resume,
-                            ", init ", c.init);
+                            ", save-every ", c.save_every, ", keep ", c.keep, ", digest-every ",
+                            c.digest_every, ", resume ", c.resume, ", init ", c.init);
 }
 
 } // namespace polyrank::examples

@@ -33,6 +33,7 @@ struct config {
   bool deterministic = false;
   std::size_t blocks = 8;
   bool digest = false;
+  std::size_t digest_every = 0; ///< steps between lines of <out>/digests.csv; 0: none
   std::optional<std::size_t> workers;
   std::optional<std::size_t> zero; ///< ZeRO stage; none: grad_sync, or stage 0 where it is needed
   std::string offload = "none";    ///< none, host

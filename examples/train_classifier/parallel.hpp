@@ -39,12 +39,12 @@ namespace polyrank::examples {
   return warmup_cosine{.warmup = plan.warmup, .total = plan.horizon}(step);
 }
 
-/// The floats of a fragment, out of a checkpoint.
-inline void read_fragment(checkpoint::reader& from,
-                          const std::vector<checkpoint::tensor_info>& tensors,
-                          const checkpoint::fragment& f, std::vector<float>& to) {
-  to.resize(f.count);
-  from.read(tensors[f.tensor].name, f.offset, std::as_writable_bytes(std::span(to)));
+/// Appends the floats of a fragment of a checkpoint.
+inline void append_fragment(checkpoint::reader& from,
+                            const std::vector<checkpoint::tensor_info>& tensors,
+                            const checkpoint::fragment& f, std::vector<float>& to) {
+  to.resize(to.size() + f.count);
+  from.read(tensors[f.tensor].name, f.offset, std::as_writable_bytes(std::span(to).last(f.count)));
 }
 
 // What a checkpoint asks of both (checkpointing.hpp): its tensors are the weights, then the state
@@ -94,14 +94,19 @@ class replicated {
     ops_.read_back(s, weights_.span(), parameters);
     ops_.read_back(s, state_.span(), state);
   }
+  /// The sums over all ranks that the last finish() left, in layout order.
+  void read_gradients(stream& s, std::vector<float>& all) {
+    all.clear();
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      ops_.read_back(s, std::span<const float>(sync_.grad(i), tensors_[i].count()), read_);
+      all.insert(all.end(), read_.begin(), read_.end());
+    }
+  }
 
   void load(checkpoint::reader& from, const std::vector<checkpoint::tensor_info>& tensors) {
-    std::vector<float> values;
     read_.clear();
-    for (std::size_t k = 0; k < tensors.size(); ++k) {
-      read_fragment(from, tensors, {k, 0, tensors[k].count()}, values);
-      read_.insert(read_.end(), values.begin(), values.end());
-    }
+    for (std::size_t k = 0; k < tensors.size(); ++k)
+      append_fragment(from, tensors, {k, 0, tensors[k].count()}, read_);
   }
   [[nodiscard]] std::uint64_t updates(std::uint64_t step) const { return step; }
   void loaded(std::uint64_t /*step*/, std::uint64_t /*updates*/) {
@@ -186,18 +191,12 @@ class sharded {
   }
 
   void load(checkpoint::reader& from, const std::vector<checkpoint::tensor_info>& tensors) {
-    std::vector<float> values;
     weights_.clear();
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      read_fragment(from, tensors, {i, 0, tensors[i].count()}, values);
-      weights_.insert(weights_.end(), values.begin(), values.end());
-    }
+    for (std::size_t i = 0; i < tensors_.size(); ++i)
+      append_fragment(from, tensors, {i, 0, tensors[i].count()}, weights_);
     state_.clear(); // of this rank
     for (const piece& p : pieces(true))
-      if (p.where.tensor >= tensors_.size()) {
-        read_fragment(from, tensors, p.where, values);
-        state_.insert(state_.end(), values.begin(), values.end());
-      }
+      if (p.where.tensor >= tensors_.size()) append_fragment(from, tensors, p.where, state_);
   }
   /// Updates made in `step` steps: a step whose gradients were not finite made none.
   [[nodiscard]] std::uint64_t updates(std::uint64_t /*step*/) { return opt_.record().applied; }

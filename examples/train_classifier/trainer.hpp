@@ -12,6 +12,7 @@
 #include "train_classifier/checkpointing.hpp"
 #include "train_classifier/config.hpp"
 #include "train_classifier/dataset.hpp"
+#include "train_classifier/digest_log.hpp"
 #include "train_classifier/mlp.hpp"
 #include "train_classifier/ops.hpp"
 #include "train_classifier/parallel.hpp"
@@ -132,6 +133,8 @@ class trainer {
     prefetch_loader<batch> loader(
         {.workers = options_.workers, .depth = 4}, plan_.steps - first,
         [&](std::size_t step, batch& b) { assemble(rows, mine, first + step, b); });
+    std::optional<digest_log> digests;
+    if (config_.digest_every > 0 && rank_ == 0) digests.emplace(config_.out, first > 0);
     double waited_ms = 0;
     auto segment = clock::now(); // time in evaluation is not counted
     double seconds = 0;
@@ -148,6 +151,8 @@ class trainer {
       f.done.record(stream_);
       f.used = true;
       ++made;
+      if (config_.digest_every > 0 && (step + 1) % config_.digest_every == 0)
+        note_digests(digests, step + 1);
 
       const bool epoch_ends = (step + 1) % plan_.steps_per_epoch == 0,
                  last = step + 1 == plan_.steps;
@@ -343,6 +348,15 @@ class trainer {
     e.accuracy =
         images.count() == 0 ? 0 : static_cast<double>(right) / static_cast<double>(images.count());
     return e;
+  }
+
+  /// @collective
+  void note_digests(std::optional<digest_log>& log, std::size_t step) {
+    std::vector<float> gradients, weights, state;
+    if constexpr (requires { parallel_.read_gradients(stream_, gradients); })
+      parallel_.read_gradients(stream_, gradients);
+    parallel_.read(stream_, weights, state);
+    if (log) log->add(step, tensors_, gradients, weights, state);
   }
 
   [[nodiscard]] std::uint64_t digest(const training_result& r) {

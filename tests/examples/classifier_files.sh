@@ -54,6 +54,26 @@ check "something sent by two" grep -Eq '"wire_bytes": [1-9]' "$dir/two.json"
 same_losses() { diff <(sed -n '/"losses"/,/]/p' "$dir/one.json") <(sed -n '/"losses"/,/]/p' "$dir/two.json"); }
 check "same losses on 2 ranks" same_losses
 
+# Two runs are compared by their digests.
+compare=$(dirname "$0")/../../scripts/compare_digests.py
+says() {  # says CODE TEXT A B
+  local code=0 text
+  text=$("$compare" "$3" "$4" 2>&1) || code=$?
+  [[ $code -eq $1 && $text == $2 ]] || { echo "exit $code: $text"; return 1; }
+}
+every=(--data "$data" --deterministic --steps 12 --digest-every 4 --quiet)
+"$program" "${every[@]}" --out "$dir/d1" >/dev/null
+"${launch[@]}" "$program" "${every[@]}" --out "$dir/d2" >/dev/null
+check "digests of 1 and 2 ranks" says 0 "equal: 3 steps, the last is 12" "$dir/d1" "$dir/d2"
+sed '/^8,layer1.bias,/s/[^,]*$/0000000000000000/' "$dir/d1/digests.csv" >"$dir/changed.csv"
+check "one tensor of one step differs" says 1 "step 8: layer1.bias differs (state); 1 of 6 tensors differ; the last equal step is 4" "$dir/d1" "$dir/changed.csv"
+"$program" "${every[@]}" --seed 2 --out "$dir/d3" >/dev/null
+check "another seed differs at once" says 1 "step 4: layer0.weight differs (gradient, weight, state); 6 of 6 tensors differ; no earlier step was compared" "$dir/d1" "$dir/d3"
+sed '/^8,layer1.bias,/d' "$dir/d1/digests.csv" >"$dir/less.csv"
+check "another model" says 2 "compare_digests: step 8: only one of the runs has layer1.bias" "$dir/d1" "$dir/less.csv"
+check "no digests" says 2 "compare_digests: $dir/one.json: not a file of digests" "$dir/one.json" "$dir/d1"
+check "no file" says 2 "compare_digests: $dir/none: No such file or directory" "$dir/none" "$dir/d1"
+
 # Ranks that read different data.
 mkdir "$dir/other"
 gzip -dc "$data/digits.csv.gz" | sed '9s/^0,0,/0,1,/' >"$dir/other/digits.csv"

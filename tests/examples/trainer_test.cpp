@@ -9,8 +9,10 @@
 #include <polyrank/core/random.hpp>
 #include <polyrank/host/loopback.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -338,4 +340,82 @@ TEST_CASE("--init takes what fits and leaves a new head", "[trainer][checkpoint]
   REQUIRE_THROWS_WITH(run(2, c), Catch::Contains("none: cannot open: No such file"));
   c.init.clear();
   REQUIRE(a.digest != run(2, c).digest);
+}
+
+namespace {
+
+std::vector<std::string> lines_of(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+/// deterministic, until in one step one bit of one gradient comes out wrong, on every rank.
+struct one_wrong_bit {
+  static constexpr std::string_view name = "one_wrong_bit";
+  std::size_t step, element;
+  deterministic inner{};
+  mutable std::size_t calls = 0;
+
+  [[nodiscard]] std::size_t blocks_per_rank(int ranks) const {
+    return inner.blocks_per_rank(ranks);
+  }
+  [[nodiscard]] std::size_t scratch(std::size_t count, int ranks) const {
+    return inner.scratch(count, ranks);
+  }
+  template <class C>
+  void issue(C& comm, std::span<float> data, std::span<float> scratch,
+             on<host::stream> where) const {
+    inner.issue(comm, data, scratch, where);
+    if (++calls == step) where.stream.enqueue([&x = data[element]] { x = -x; });
+  }
+};
+
+} // namespace
+
+TEST_CASE("digests of a run: the same for every N and ZeRO stage, and they find one wrong bit",
+          "[trainer][digests]") {
+  const scratch_folder scratch;
+  config c = small_config();
+  c.deterministic = true;
+  c.steps = 7;
+  c.digest_every = 1;
+  const auto digests = [&](int ranks, std::optional<std::size_t> zero = {}) {
+    c.zero = zero;
+    c.out = (scratch.path / std::to_string(ranks)).string();
+    (void)run(ranks, c);
+    return lines_of(c.out + "/digests.csv");
+  };
+  const std::vector<std::string> right = digests(1);
+  REQUIRE(right.size() == 1 + 7 * 6);
+  for (const int ranks : {2, 4, 8}) REQUIRE(digests(ranks) == right);
+  for (std::string& line : digests(2, 2)) { // gradients are in pieces there
+    if (line.starts_with("step")) continue;
+    const std::string with = *std::find_if(right.begin(), right.end(), [&](const std::string& r) {
+      return r.starts_with(line.substr(0, line.find(",,") + 1));
+    });
+    REQUIRE(with.substr(with.size() - 33) == line.substr(line.size() - 33));
+  }
+
+  // Tensor 3 of 6, layer1.bias, lies behind tensors 5 and 4 in the one bucket.
+  const std::size_t before = 4 + 4 * 7;
+  c.zero.reset();
+  c.out = (scratch.path / "wrong").string();
+  const dataset data = corner_data();
+  host::loopback::run(2, [&](host::loopback::communicator& comm) {
+    using policy = one_wrong_bit;
+    host_ops ops;
+    trainer<host::loopback::communicator, host_ops,
+            replicated<host::loopback::communicator, host_ops, policy>>
+        t(comm, ops, c, data, {}, policy{.step = 5, .element = before + 2});
+    (void)t.run();
+  });
+  const std::vector<std::string> wrong = lines_of(c.out + "/digests.csv");
+  REQUIRE(wrong.size() == right.size());
+  std::vector<std::string> differ;
+  for (std::size_t i = 0; i < right.size(); ++i)
+    if (right[i] != wrong[i]) differ.push_back(wrong[i].substr(0, wrong[i].find(',', 2)));
+  REQUIRE(differ.front() == "5,layer1.bias");
+  REQUIRE(differ[1] == "6,layer0.weight"); // nothing else differs in that step, all in the next
 }
