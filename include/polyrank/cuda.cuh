@@ -11,4 +11,6 @@
 #include <polyrank/cuda/ops.cuh>
 #include <polyrank/cuda/optimizer.cuh>
 #include <polyrank/optim/adamw.hpp>
+#include <polyrank/optim/lion.hpp>
 #include <polyrank/optim/sgd.hpp>
+#include <polyrank/zero/cuda_ops.cuh>

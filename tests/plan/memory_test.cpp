@@ -38,7 +38,9 @@ std::size_t wrong_plans(int n, const sharded_options& options, const Residency& 
                       .microbatches = o.microbatches,
                       .blocks = o.blocks,
                       .bucket_bytes = o.bucket_bytes,
-                      .tail_bytes = o.tail_bytes};
+                      .tail_bytes = o.tail_bytes,
+                      .on_device = false,
+                      .counts_bad = o.count_bad_gradients};
     if constexpr (std::is_same_v<Residency, on_host>) {
       q.offload = true;
       q.fraction = home.fraction;
@@ -80,7 +82,9 @@ TEST_CASE("bytes through the allocators are the plan's, to the byte", "[plan]") 
         const sharded_options o{
             .stage = stage, .bucket_bytes = 20000, .tail_bytes = 4000, .microbatches = micros};
         REQUIRE(wrong_plans<float>(n, o, on_device{}) == 0);
-        REQUIRE(wrong_plans<bf16>(n, o, on_device{}) == 0);
+        sharded_options counting = o;
+        counting.count_bad_gradients = true;
+        REQUIRE(wrong_plans<bf16>(n, counting, on_device{}) == 0);
         REQUIRE(wrong_plans<float>(n, o, on_host{.fraction = 1, .threads = 1}) == 0);
         REQUIRE(wrong_plans<bf16>(n, o, on_host{.fraction = 0.5, .threads = 1}) == 0);
         if (8 % n == 0)

@@ -41,7 +41,7 @@ struct adamw {
   };
 
   /// @param step 1 for the first update
-  [[nodiscard]] static hyper at(const options& o, std::uint64_t step,
+  [[nodiscard]] POLYRANK_HD static hyper at(const options& o, std::uint64_t step,
                                 double lr_factor = 1) noexcept {
     const double lr = o.lr * lr_factor, t = static_cast<double>(step);
     return {.keep = static_cast<float>(1 - lr * o.weight_decay),

@@ -34,7 +34,7 @@ struct lion {
   };
 
   /// The step does not matter: there is no bias correction.
-  [[nodiscard]] static hyper at(const options& o, std::uint64_t /*step*/,
+  [[nodiscard]] POLYRANK_HD static hyper at(const options& o, std::uint64_t /*step*/,
                                 double lr_factor = 1) noexcept {
     const double lr = o.lr * lr_factor;
     return {.lr = static_cast<float>(lr),

@@ -38,7 +38,7 @@ struct sgd {
   };
 
   /// @param step 1 for the first update
-  [[nodiscard]] static hyper at(const options& o, std::uint64_t step,
+  [[nodiscard]] POLYRANK_HD static hyper at(const options& o, std::uint64_t step,
                                 double lr_factor = 1) noexcept {
     return {.lr = static_cast<float>(o.lr * lr_factor),
             .weight_decay = static_cast<float>(o.weight_decay),

@@ -20,10 +20,16 @@ namespace polyrank {
 /// Adds 16 random bits below the last bit that bf16 keeps, then cuts. NaN and infinity stay.
 [[nodiscard]] POLYRANK_HD constexpr bf16 round_stochastically(float x,
                                                               std::uint32_t random) noexcept {
+#if defined(__CUDA_ARCH__)
+  const std::uint32_t u = __float_as_uint(x);
+#else
   const auto u = std::bit_cast<std::uint32_t>(x);
-  if ((u & 0x7f800000u) == 0x7f800000u) return bf16(x);
+#endif
   bf16 out;
-  out.bits = static_cast<std::uint16_t>((u + (random & 0xffffu)) >> 16);
+  if ((u & 0x7f800000u) == 0x7f800000u)
+    out.bits = static_cast<std::uint16_t>((u >> 16) | ((u & 0x7fffffu) != 0 ? 0x40u : 0u));
+  else
+    out.bits = static_cast<std::uint16_t>((u + (random & 0xffffu)) >> 16);
   return out;
 }
 

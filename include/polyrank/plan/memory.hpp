@@ -58,6 +58,8 @@ struct memory_question {
   std::size_t bucket_bytes = 25 << 20, tail_bytes = 1 << 20;
   bool offload = false;
   double fraction = 1;
+  bool on_device = true;       ///< a GPU; false: the host backend
+  bool counts_bad = false;     ///< sharded_options::count_bad_gradients
   std::size_t activations = 0; ///< bytes, as measured or guessed
   std::size_t other = 0;       ///< bytes: contexts, libraries, the trainer's own
 };
@@ -98,9 +100,8 @@ class memory_table {
       {"gradients", m.gradient_bytes() - passing, m.transfer * m.host_gradients},
       {"master", f * m.device_masters, f * m.host_masters},
       {"moments", f * m.device_state, f * m.host_state},
-      {"buckets", passing, 0},
-      {"norm and record", sizeof(double) * m.blocks + sizeof(step_record),
-       m.host_masters > 0 ? sizeof(step_record) : 0}};
+      {"buckets", passing + m.transfer * m.rounded, 0},
+      {"norm and record", m.control_bytes(), m.host_masters > 0 ? sizeof(step_record) : 0}};
   if (activations > 0) rows.push_back({"activations", activations, 0});
   if (other > 0) rows.push_back({"other", other, 0});
   return memory_table(std::move(rows));
@@ -125,7 +126,9 @@ class memory_table {
                                     .ring = q.ring,
                                     .blocks_per_rank = q.blocks / static_cast<std::size_t>(q.ranks),
                                     .offload = q.offload,
-                                    .fraction = q.fraction},
+                                    .fraction = q.fraction,
+                                    .on_device = q.on_device,
+                                    .counts_bad = q.counts_bad},
                                    q.bf16 && q.gradient == 2),
                    q.activations, q.other);
 }

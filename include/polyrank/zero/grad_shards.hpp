@@ -178,8 +178,9 @@ class grad_shards {
   void release() {
     for (state& b : buckets_) b.own_free.record(stream_);
   }
-  /// Where non-finite local gradients are counted, by parameter; null: nobody looks.
-  void count_bad(std::vector<std::uint32_t>* counts) noexcept { bad_ = counts; }
+  /// Where non-finite local gradients are counted, by parameter, in backend memory; null: nobody
+  /// looks.
+  void count_bad(std::uint32_t* counts) noexcept { bad_ = counts; }
 
   template <class... Pieces>
   [[noreturn]] void misuse(const Pieces&... pieces) {
@@ -257,7 +258,7 @@ class grad_shards {
         if (layout_.slots()[i].count > 0)
           zero_ops<backend>::template count_nonfinite<G>(
               {slot + (layout_.slots()[i].arena_offset - bucket.base), layout_.slots()[i].count},
-              (*bad_)[i], stream_);
+              bad_ + i, stream_);
 
     const std::span<G> data(slot, bucket.padded);
     const auto where = on(stream_, s.tag);
@@ -371,7 +372,7 @@ class grad_shards {
   ready_tracker<stream, event> tracker_;
   std::vector<state> buckets_;
   std::vector<ring_slot> ring_;
-  std::vector<std::uint32_t>* bad_ = nullptr;
+  std::uint32_t* bad_ = nullptr;
   std::size_t next_slot_ = 0, next_micro_ = 0, n_micro_ = 1;
   event packed_;
   stream stream_; // last: drained before the memory goes

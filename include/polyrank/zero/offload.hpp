@@ -15,11 +15,11 @@
 #include <polyrank/zero/cpu_pool.hpp>
 #include <polyrank/zero/ops.hpp>
 #include <polyrank/zero/shard_layout.hpp>
+#include <polyrank/zero/slab.hpp>
 #include <polyrank/zero/zero_memory.hpp>
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <memory_resource>
 #include <span>
 #include <string>
@@ -36,15 +36,20 @@ class host_state {
   /// In which gradients come down: bf16 sums are rounded to bf16; fp16 sums may be out of range.
   using transfer = std::conditional_t<std::is_same_v<G, bf16>, bf16, float>;
 
-  /// `make_stream` is called for the three streams.
+  /// `memory` is the host's (null: slabs of our own), `device` the backend's; `make_stream` is
+  /// called for the three streams.
   template <class MakeStream>
   host_state(const shard_layout& l, const zero_memory& m, int rank, std::size_t threads,
-             std::pmr::memory_resource& memory, MakeStream make_stream)
-      : pool_(std::make_unique<cpu_pool>(threads)), masters_(m.host_masters, memory),
-        state_(m.host_state, memory), gradients_(m.host_gradients, memory),
-        values_(m.host_values, memory), record_(m.host_masters == 0 ? 0 : 1, memory),
-        buckets_(l.buckets().size()), down_(make_stream()), cpu_(make_stream()),
-        up_(make_stream()) {
+             std::pmr::memory_resource* memory, std::pmr::memory_resource& device,
+             MakeStream make_stream)
+      : pool_(threads), slabs_(zero_ops<Backend>::transfers(), &pool_),
+        masters_(m.host_masters, memory != nullptr ? *memory : slabs_),
+        state_(m.host_state, memory != nullptr ? *memory : slabs_),
+        gradients_(m.host_gradients, memory != nullptr ? *memory : slabs_),
+        values_(m.host_values, memory != nullptr ? *memory : slabs_),
+        record_(m.host_masters == 0 ? 0 : 1, memory != nullptr ? *memory : slabs_),
+        rounded_(m.rounded, device), buckets_(l.buckets().size()), down_(make_stream()),
+        cpu_(make_stream()), up_(make_stream()) {
     const state_planes<O> planes = planes_of<O>(state_.span());
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
       const range mine = l.buckets()[b].shard(rank);
@@ -65,7 +70,7 @@ class host_state {
   host_state(const host_state&) = delete; // queued work refers to it
   host_state& operator=(const host_state&) = delete;
 
-  [[nodiscard]] std::size_t threads() const noexcept { return pool_->size(); }
+  [[nodiscard]] std::size_t threads() const noexcept { return pool_.size(); }
   /// The shard of bucket b in host memory; its spans are empty if it is not here.
   [[nodiscard]] const mixed_range<O, transfer, V>& shard(std::size_t b) const {
     return buckets_[b].data.data;
@@ -75,31 +80,38 @@ class host_state {
   void load(std::size_t b, std::span<const V> values, std::size_t at) {
     piece& p = buckets_[b].data;
     const auto here = p.data.part(at, at + values.size());
-    run_parts(here.master.size(), [&](std::size_t begin, std::size_t end) { // the first touch
-      std::fill(here.master.begin() + offset(begin), here.master.begin() + offset(end), 0.0f);
-      for (const auto& plane : here.state)
-        std::fill(plane.begin() + offset(begin), plane.begin() + offset(end), 0.0f);
-    });
     // What the device has already is sent again where a step is skipped.
     Backend::template copy<V>(values, here.value, down_);
-    if constexpr (std::is_same_v<V, float>)
-      Backend::template copy<float>(values, here.master, down_);
-    else
-      Backend::template cast<float, V>(values, here.master, down_);
+    zero_ops<Backend>::on_cpu(
+        [this, here] {
+          run_parts(here.master.size(), [&](std::size_t begin, std::size_t end) {
+            for (std::size_t i = begin; i < end; ++i)
+              here.master[i] = static_cast<float>(here.value[i]);
+            for (const auto& plane : here.state)
+              std::fill(plane.begin() + offset(begin), plane.begin() + offset(end), 0.0f);
+          });
+        },
+        down_);
     down_.synchronize();
   }
 
-  /// Bucket b's sums come down once they are `reduced`.
+  /// Bucket b's sums come down once they are `reduced`. Rounded by the device, where half of the
+  /// bytes are enough.
   void bring(std::size_t b, std::span<const float> sums, const event& reduced) {
     state& s = buckets_[b];
     down_.wait(reduced);
     down_.wait(s.updated); // of the step before, which reads where this is written
     const std::span<transfer> to(
         gradients_.data() + (s.data.data.gradient.data() - gradients_.data()), sums.size());
-    if constexpr (std::is_same_v<transfer, float>)
+    if constexpr (std::is_same_v<transfer, float>) {
       Backend::template copy<float>(sums, to, down_);
-    else
+    } else if constexpr (!Backend::on_device) {
       Backend::template cast<transfer, float>(sums, to, down_);
+    } else {
+      const std::span<transfer> half = rounded_.span().first(sums.size());
+      Backend::template cast<transfer, float>(sums, half, down_);
+      Backend::template copy<transfer>(half, to, down_);
+    }
     s.landed.record(down_);
   }
 
@@ -123,11 +135,10 @@ class host_state {
     control.record = record_.data();
     zero_ops<Backend>::on_cpu(
         [this, p = &s.data, options, control, level = best_simd()] {
-          const update_numbers n = resolve(control);
+          const step_numbers<O> n = resolve<O>(control, options);
           if (n.skip) return;
-          const typename O::hyper hyper = O::at(options, n.step, control.rate);
           run_parts(p->data.master.size(), [&](std::size_t begin, std::size_t end) {
-            update_piece<O, transfer, V>({p->data.part(begin, end), p->logical + begin}, n, hyper,
+            update_piece<O, transfer, V>({p->data.part(begin, end), p->logical + begin}, n,
                                          control.stochastic_seed, level);
           });
         },
@@ -164,19 +175,21 @@ class host_state {
   /// Cuts [0, count) at cache lines, one part a thread; always the same part on the same thread.
   template <class Body>
   void run_parts(std::size_t count, Body body) {
-    const std::size_t n = pool_->size();
+    const std::size_t n = pool_.size();
     if (n == 1 || count < 16384) return body(std::size_t{0}, count);
-    pool_->run([&](std::size_t part) {
+    pool_.run([&](std::size_t part) {
       const range r = partition_blocks(count, n, part, 64);
       if (!r.empty()) body(r.begin, r.end);
     });
   }
 
-  std::unique_ptr<cpu_pool> pool_;
+  cpu_pool pool_;
+  slab_resource slabs_;
   buffer<float> masters_, state_;
   buffer<transfer> gradients_;
   buffer<V> values_;
   buffer<step_record> record_;
+  buffer<transfer> rounded_; // in device memory
   std::vector<state> buckets_;
   event record_landed_, last_update_;
   stream down_, cpu_, up_; // last: drained before the memory goes

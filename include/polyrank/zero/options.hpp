@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <polyrank/core/dtype.hpp>
+#include <polyrank/core/error.hpp>
 #include <polyrank/optim/grad_scale.hpp>
 #include <polyrank/zero/shard_layout.hpp>
 
@@ -36,6 +38,23 @@ struct sharded_options {
   std::optional<std::uint64_t> stochastic_seed{}; ///< bf16 values are rounded at random
   bool count_bad_gradients = false;               ///< see bad_gradients(); reads them once more
   std::pmr::memory_resource* memory = nullptr;    ///< null: the backend's own
+
+  /// @throws usage_error, with the rule, where options contradict each other or the types; `values`
+  /// is the type of the values, `replicas` says that shards have counterparts
+  void check(dtype values, bool replicas) const {
+    scaler.check();
+    expects(clip == clip_policy::exact || !scaler.enabled,
+            "the loss scaler skips steps that overflow, which needs clip_policy::exact");
+    expects(max_norm == 0 || clip != clip_policy::none, "max_norm is ", max_norm,
+            ", but clip_policy::none clips nothing");
+    expects(!(max_norm < 0), "max_norm is ", max_norm, "; it must not be negative");
+    expects(!stochastic_seed || values == dtype::bf16,
+            "stochastic rounding is for values in bf16; here they are ", name_of(values));
+    expects(microbatches > 0 && ring > 0, "microbatches (", microbatches, ") and ring (", ring,
+            ") must be at least 1");
+    expects(blocks == 0 || !replicas,
+            "deterministic mode folds over one communicator; it has no replicas");
+  }
 };
 
 /// Optimizer state stays with the gradients.

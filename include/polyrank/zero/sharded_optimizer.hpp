@@ -30,28 +30,23 @@
 #include <polyrank/backend/buffer.hpp>
 #include <polyrank/data_parallel/agree.hpp>
 #include <polyrank/data_parallel/parameter.hpp>
-#include <polyrank/launch/cpu_mask.hpp>
+#include <polyrank/zero/gather_values.hpp>
 #include <polyrank/zero/grad_shards.hpp>
-#include <polyrank/zero/host_limits.hpp>
+#include <polyrank/zero/model_text.hpp>
 #include <polyrank/zero/offload.hpp>
+#include <polyrank/zero/offload_setup.hpp>
 #include <polyrank/zero/ops.hpp>
 #include <polyrank/zero/options.hpp>
-#include <polyrank/zero/slab.hpp>
+#include <polyrank/zero/step_numbers.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
-
-#if defined(__linux__)
-#include <unistd.h>
-#endif
 
 namespace polyrank {
 
@@ -81,12 +76,16 @@ class sharded_optimizer {
         options_(o), layout_(make_layout()), plan_(make_plan(home)),
         grads_(comm, across, parameters_, layout_, plan_, memory()),
         values_(plan_.values, memory()), masters_(plan_.device_masters, memory()),
-        state_(plan_.device_state, memory()), blocks_(plan_.blocks, memory()), record_(1, memory()),
-        buckets_(layout_.buckets().size()), bad_(parameters_.size(), 0), work_(comm.make_stream()) {
+        state_(plan_.device_state, memory()), blocks_(plan_.blocks, memory()),
+        control_(1, memory()), bad_(plan_.counters, memory()), buckets_(layout_.buckets().size()),
+        work_(comm.make_stream()) {
     agree_on_model();
     place_values();
     place_pieces();
-    if (o.count_bad_gradients) grads_.count_bad(&bad_);
+    if (o.count_bad_gradients) {
+      forget_bad();
+      grads_.count_bad(bad_.data());
+    }
     if constexpr (offloads) make_host(home);
   }
   sharded_optimizer(const sharded_optimizer&) = delete; // queued work refers to it
@@ -187,11 +186,12 @@ class sharded_optimizer {
     const update_control control = control_of(policy);
     if (policy == clip_policy::exact) conclude();
     work_.wait(trained_);
+    ops::template prepare<O>(numbers(), hyper_, control, work_);
     if constexpr (offloads) host_->allow_up(trained_);
     // Forward reads the bucket first that backward finished last.
     for (std::size_t b = buckets_.size(); b-- > 0;) {
       if (!on_host_now(b))
-        ops::template update<O, V>(buckets_[b].pieces, hyper_, control, work_);
+        ops::template update<O, V>(buckets_[b].pieces, numbers(), options_.stochastic_seed, work_);
       else if (policy == clip_policy::exact)
         update_on_host(b, control);
       send_up(b);
@@ -215,7 +215,7 @@ class sharded_optimizer {
 
   /// In backend memory, for work on a stream that has waited for the last step: multiply the loss
   /// by it.
-  [[nodiscard]] const float* loss_scale() const noexcept { return &record_.data()->scaler.scale; }
+  [[nodiscard]] const float* loss_scale() const noexcept { return &device_record()->scaler.scale; }
   /// Norm, factor and verdict of the last step, on the host. Waits for it.
   [[nodiscard]] step_record record() {
     step_record r;
@@ -231,10 +231,13 @@ class sharded_optimizer {
     expects(options_.count_bad_gradients,
             "bad_gradients: nobody counted; set options.count_bad_gradients");
     grads_.issue_stream().synchronize();
+    std::vector<std::uint32_t> counts(bad_.size());
+    backend::template copy<std::byte>(std::as_bytes(bad_.span()),
+                                      std::as_writable_bytes(std::span(counts)), work_);
+    forget_bad();
     std::string mine;
-    for (std::size_t i = 0; i < bad_.size(); ++i)
-      if (std::exchange(bad_[i], 0) != 0)
-        mine += detail::cat(mine.empty() ? "'" : ", '", parameters_[i].name, "'");
+    for (std::size_t i = 0; i < counts.size(); ++i)
+      if (counts[i] != 0) mine += detail::cat(mine.empty() ? "'" : ", '", parameters_[i].name, "'");
     std::string text;
     const std::vector<std::string> all = comm_->control().all_gather(mine);
     for (std::size_t r = 0; r < all.size(); ++r)
@@ -294,7 +297,18 @@ class sharded_optimizer {
     return options_.memory != nullptr ? *options_.memory : backend::memory();
   }
   [[nodiscard]] std::span<std::byte> record_bytes() const noexcept {
-    return {reinterpret_cast<std::byte*>(record_.data()), sizeof(step_record)};
+    return {reinterpret_cast<std::byte*>(device_record()), sizeof(step_record)};
+  }
+  /// In backend memory.
+  [[nodiscard]] step_record* device_record() const noexcept { return &control_.data()->record; }
+  [[nodiscard]] step_numbers<O>* numbers() const noexcept {
+    return control_block::numbers_of<O>(control_.data());
+  }
+  void forget_bad() {
+    const std::vector<std::uint32_t> none(bad_.size());
+    backend::template copy<std::byte>(std::as_bytes(std::span(none)),
+                                      std::as_writable_bytes(bad_.span()), work_);
+    work_.synchronize();
   }
   static state_planes<O> part_of(state_planes<O> planes, std::size_t at, std::size_t count) {
     if constexpr (O::state_count > 0)
@@ -312,19 +326,7 @@ class sharded_optimizer {
   }
 
   [[nodiscard]] shard_layout make_layout() const {
-    options_.scaler.check();
-    expects(options_.clip == clip_policy::exact || !options_.scaler.enabled,
-            "the loss scaler skips steps that overflow, which needs clip_policy::exact");
-    expects(options_.max_norm == 0 || options_.clip != clip_policy::none, "max_norm is ",
-            options_.max_norm, ", but clip_policy::none clips nothing");
-    expects(!(options_.max_norm < 0), "max_norm is ", options_.max_norm,
-            "; it must not be negative");
-    expects(!options_.stochastic_seed || std::is_same_v<V, bf16>,
-            "stochastic rounding is for values in bf16; here they are ", name_of(dtype_of<V>));
-    expects(options_.microbatches > 0 && options_.ring > 0, "microbatches (", options_.microbatches,
-            ") and ring (", options_.ring, ") must be at least 1");
-    expects(options_.blocks == 0 || across_ == nullptr,
-            "deterministic mode folds over one communicator; it has no replicas");
+    options_.check(dtype_of<V>, across_ != nullptr);
     std::vector<std::size_t> counts;
     for (const auto& p : parameters_) counts.push_back(p.count);
     return shard_layout::make(counts, comm_->size(), sizeof(G),
@@ -341,7 +343,9 @@ class sharded_optimizer {
                  .microbatches = options_.microbatches,
                  .ring = options_.ring,
                  .adopts_values = adopts_values(),
-                 .offload = offloads};
+                 .offload = offloads,
+                 .on_device = backend::on_device,
+                 .counts_bad = options_.count_bad_gradients};
     if (options_.blocks > 0)
       s.blocks_per_rank = deterministic{options_.blocks}.blocks_per_rank(comm_->size());
     if constexpr (offloads) {
@@ -353,13 +357,8 @@ class sharded_optimizer {
   }
 
   void agree_on_model() {
-    std::string text = detail::cat(
-        "gradients ", name_of(dtype_of<G>), ", values ", name_of(dtype_of<V>), ", stage ",
-        options_.stage, ", clip ", static_cast<int>(options_.clip), " to ", options_.max_norm,
-        ", microbatches ", options_.microbatches, ", blocks ", options_.blocks, '\n');
-    for (const auto& p : parameters_)
-      text += detail::cat("parameter '", p.name, "' of ", p.count, '\n');
-    agree(comm_->control(), "the ranks have different models", text + layout_.describe());
+    agree(comm_->control(), "the ranks have different models",
+          describe_model(parameters_, options_) + layout_.describe());
     if (std::is_same_v<G, fp16> && !options_.scaler.enabled)
       warnings_.push_back("gradients are fp16, but the loss scaler is off: small gradients become "
                           "zero; set options.scaler.enabled (bf16 needs none)");
@@ -368,6 +367,7 @@ class sharded_optimizer {
   /// Gives each parameter without memory a place in the arena.
   void place_values() {
     const bool adopts = plan_.shape.adopts_values;
+    refuse_ties(parameters_);
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       auto& p = parameters_[i];
       if (p.count == 0) continue;
@@ -392,7 +392,13 @@ class sharded_optimizer {
                              bucket.shard(comm_->rank()).begin; // in the shard
       const std::span<V> value(parameters_[f.parameter].value + f.offset, f.count);
       if (on_host_now(where.bucket)) {
-        buckets_[where.bucket].uploads.emplace_back(at, value);
+        auto& uploads = buckets_[where.bucket].uploads;
+        if (!uploads.empty() && uploads.back().first + uploads.back().second.size() == at &&
+            uploads.back().second.data() + uploads.back().second.size() == value.data())
+          uploads.back().second = {uploads.back().second.data(),
+                                   uploads.back().second.size() + value.size()};
+        else
+          uploads.emplace_back(at, value);
         continue;
       }
       shard_piece<O, float, V> p;
@@ -405,42 +411,26 @@ class sharded_optimizer {
       } else {
         p.data.master = value;
       }
-      buckets_[where.bucket].pieces.push_back(p);
+      auto& pieces = buckets_[where.bucket].pieces;
+      if (!pieces.empty() && pieces.back().continues(p))
+        pieces.back().append(p);
+      else
+        pieces.push_back(p);
     }
   }
 
   void make_host(const on_host& home) {
-    std::string name(256, '\0');
-#if defined(__linux__)
-    static_cast<void>(gethostname(name.data(), name.size() - 1));
-#endif
-    std::size_t ranks_here = 0;
-    for (const std::string& other : comm_->control().all_gather(name)) ranks_here += other == name;
-    const bool locked = backend::on_device;
-    const std::string problem = why_not(plan_.host_bytes(), ranks_here, read_host_limits(), locked);
-    const std::vector<std::string> all = comm_->control().all_gather(problem);
-    for (std::size_t r = 0; r < all.size(); ++r)
-      if (!all[r].empty())
-        throw on_every_rank(usage_error(detail::cat("offload: rank ", r, ": ", all[r])));
-    const auto usable = static_cast<std::size_t>(launch::usable_cpus());
-    const std::size_t cpus = std::max<std::size_t>(1, std::thread::hardware_concurrency());
-    const std::size_t threads =
-        home.threads > 0 ? home.threads : threads_for(usable, cpus, ranks_here);
-    if (usable == 1 && cpus > ranks_here)
-      warnings_.push_back(detail::cat("offload: this rank may use 1 of ", cpus,
-                                      " CPUs, so updates run on one thread; start with "
-                                      "`mpirun --bind-to none ...` (Open MPI binds the ranks of a "
-                                      "job of two to one core each)"));
-    std::pmr::memory_resource& slabs = home.memory != nullptr ? *home.memory : slabs_;
-    host_ = std::make_unique<host_half>(layout_, plan_, comm_->rank(), threads, slabs,
-                                        [this] { return comm_->make_stream(); });
+    const std::size_t threads = set_up_offload(comm_->control(), plan_.host_bytes(),
+                                               backend::on_device, home.threads, warnings_);
+    host_ = std::make_unique<host_half>(layout_, plan_, comm_->rank(), threads, home.memory,
+                                        memory(), [this] { return comm_->make_stream(); });
   }
 
   [[nodiscard]] grad_scale_terms terms() const {
     return {.mean = grads_.mean(), .max_norm = options_.max_norm, .scaler = options_.scaler};
   }
   [[nodiscard]] update_control control_of(clip_policy policy) const {
-    return {.record = record_.data(),
+    return {.record = device_record(),
             .policy = policy,
             .terms = terms(),
             .step = steps_ + 1,
@@ -489,9 +479,9 @@ class sharded_optimizer {
       summed_.record(c);
       work_.wait(summed_);
     }
-    ops::conclude(blocks_.span(), record_.data(), terms(), work_);
+    ops::conclude(blocks_.span(), device_record(), terms(), work_);
     concluded_.record(work_);
-    if constexpr (offloads) host_->bring_record(record_.data(), concluded_);
+    if constexpr (offloads) host_->bring_record(device_record(), concluded_);
   }
 
   void update_on_host(std::size_t b, const update_control& control) {
@@ -518,44 +508,12 @@ class sharded_optimizer {
       c.wait(on_host_now(b) ? host_->sent(b) : s.updated);
     else
       c.wait(s.updated);
-    const auto where = on(c, "values");
-    if (bucket.owner >= 0 && comm_->size() > 1) {
-      for (const std::size_t i : bucket.members)
-        if (parameters_[i].count > 0)
-          comm_->template broadcast<V>({parameters_[i].value, parameters_[i].count}, bucket.owner,
-                                       where);
-    } else if (bucket.cut() && bucket.count > 0) {
-      const bool staged = plan_.shape.adopts_values;
-      const std::span<V> all = values_.span().subspan(staged ? 0 : bucket.base, bucket.padded);
-      const auto mine =
-          all.subspan(static_cast<std::size_t>(comm_->rank()) * bucket.chunk, bucket.chunk);
-      if (staged) stage(bucket, all, true, c);
-      comm_->template all_gather<V>(mine, all, where);
-      if (staged) stage(bucket, all, false, c);
-    }
+    const bool staged = plan_.shape.adopts_values;
+    const std::span<V> arena =
+        values_.size() == 0 ? std::span<V>()
+                            : values_.span().subspan(staged ? 0 : bucket.base, bucket.padded);
+    gather_values(*comm_, bucket, layout_.slots(), parameters_, arena, staged, c);
     s.gathered.record(c);
-  }
-
-  /// Between parameters that live elsewhere and a staging bucket: this rank's part into it, or the
-  /// others' out of it.
-  void stage(const shard_bucket& bucket, std::span<V> all, bool in, stream& c) {
-    const range mine = bucket.shard(comm_->rank());
-    for (const std::size_t i : bucket.members) {
-      const std::size_t at = layout_.slots()[i].arena_offset - bucket.base;
-      const range whole{at, at + parameters_[i].count};
-      const auto move = [&](range r) {
-        if (r.empty()) return;
-        const std::span<V> there(parameters_[i].value + (r.begin - at), r.size());
-        const std::span<V> here = all.subspan(r.begin, r.size());
-        backend::template copy<V>(in ? there : here, in ? here : there, c);
-      };
-      if (in) {
-        move(intersect(whole, mine));
-      } else {
-        move(intersect(whole, {0, mine.begin}));
-        move(intersect(whole, {mine.end, bucket.count}));
-      }
-    }
   }
 
   using host_half = std::conditional_t<offloads, host_state<backend, O, V, G>, int>;
@@ -571,10 +529,9 @@ class sharded_optimizer {
   buffer<V> values_;
   buffer<float> masters_, state_;
   buffer<double> blocks_;
-  buffer<step_record> record_;
+  buffer<control_block> control_;
+  buffer<std::uint32_t> bad_; // non-finite local gradients, by parameter
   std::vector<state> buckets_;
-  std::vector<std::uint32_t> bad_; // non-finite local gradients, by parameter
-  slab_resource slabs_;
   std::unique_ptr<host_half> host_;
   std::size_t noted_ = 0;
   std::uint64_t steps_ = 0;

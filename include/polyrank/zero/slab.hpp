@@ -1,9 +1,9 @@
-// Host memory of exactly the size asked for, rounded up to a page: no powers of two. Pages are
-// touched first by whoever writes to them, so that they lie near the CPU that does; huge pages
-// where the kernel gives them.
+// Host memory of exactly the size asked for, rounded up to a page: no powers of two. Huge pages
+// where the kernel gives them. Pages are touched first by the threads of `touch`, so that they lie
+// near the CPUs that will work on them; without it by whoever writes to them.
 //
 //     slab_resource slabs;                                   // ordinary pages
-//     slab_resource slabs({.pin = register_with_the_gpu, .unpin = ...});
+//     slab_resource slabs({.pin = register_with_the_gpu, .unpin = ...}, &pool);
 //     buffer<float> masters(n, slabs);
 //
 // SPDX-License-Identifier: Apache-2.0
@@ -11,6 +11,7 @@
 
 #include <polyrank/core/error.hpp>
 #include <polyrank/core/partition.hpp>
+#include <polyrank/zero/cpu_pool.hpp>
 #include <polyrank/zero/host_limits.hpp>
 
 #include <cstddef>
@@ -34,7 +35,8 @@ class slab_resource final : public std::pmr::memory_resource {
  public:
   static constexpr std::size_t page = 4096;
 
-  explicit slab_resource(slab_hooks hooks = {}) noexcept : hooks_(hooks) {}
+  explicit slab_resource(slab_hooks hooks = {}, cpu_pool* touch = nullptr) noexcept
+      : hooks_(hooks), touch_(touch) {}
   /// Bytes handed out now.
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
@@ -50,6 +52,12 @@ class slab_resource final : public std::pmr::memory_resource {
     void* p = ::operator new(size, std::align_val_t(page));
 #endif
     if (hooks_.pin != nullptr) {
+      if (touch_ != nullptr) // to lock pages is to touch them, on one thread
+        touch_->run([&](std::size_t part) {
+          const range r = partition(size / page, touch_->size(), part);
+          for (std::size_t k = r.begin; k < r.end; ++k)
+            static_cast<volatile char*>(p)[k * page] = 0;
+        });
       try {
         hooks_.pin(p, size);
       } catch (...) {
@@ -78,6 +86,7 @@ class slab_resource final : public std::pmr::memory_resource {
   }
 
   slab_hooks hooks_;
+  cpu_pool* touch_;
   std::size_t bytes_ = 0;
 };
 

@@ -15,12 +15,13 @@
 #pragma once
 
 #include <polyrank/core/error.hpp>
-#include <polyrank/optim/grad_scale.hpp>
 #include <polyrank/zero/shard_layout.hpp>
+#include <polyrank/zero/step_numbers.hpp>
 
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace polyrank {
@@ -34,6 +35,8 @@ struct zero_shape {
   bool adopts_values = false;          ///< parameters live elsewhere; one staging bucket instead
   bool offload = false;                ///< state of `fraction` of the elements is in host memory
   double fraction = 1;
+  bool on_device = true;   ///< the backend's memory is not the host's
+  bool counts_bad = false; ///< non-finite gradients are counted by parameter
 };
 
 /// Where the gradients of one bucket go.
@@ -68,8 +71,10 @@ struct zero_memory {
   std::size_t values = 0;  ///< of the value's type: the parameters, or staging
   std::size_t device_masters = 0, device_state = 0; ///< fp32, and fp32 planes together
   std::size_t blocks = 0;                           ///< fp64 sums of the norm
-  std::size_t host_masters = 0, host_state = 0;     ///< fp32, pinned
-  std::size_t host_gradients = 0, host_values = 0;  ///< of the transfer's and the value's type
+  std::size_t counters = 0;                         ///< 32-bit, of non-finite gradients
+  std::size_t rounded = 0; ///< of the transfer's type: a bucket's sums on their way to the host
+  std::size_t host_masters = 0, host_state = 0;    ///< fp32, pinned
+  std::size_t host_gradients = 0, host_values = 0; ///< of the transfer's and the value's type
 
   /// The type in which gradients travel to the host: bf16 as they are, else fp32 (a sum of fp16
   /// gradients may be out of range).
@@ -117,13 +122,21 @@ struct zero_memory {
     m.levels =
         s.blocks_per_rank > 1 ? static_cast<std::size_t>(std::countr_zero(s.blocks_per_rank)) : 0;
     m.blocks = l.block_count();
+    m.counters = s.counts_bad ? l.slots().size() : 0;
+    if (s.on_device && m.transfer < sizeof(float))
+      for (std::size_t b = 0; b < l.buckets().size(); ++b)
+        if (m.on_host[b]) m.rounded = std::max(m.rounded, l.buckets()[b].shard(rank).size());
     return m;
   }
 
   /// Bytes of the whole optimizer in device memory; on the host backend, in host memory too.
   [[nodiscard]] std::size_t device_bytes() const noexcept {
     return gradient_bytes() + value_bytes() + sizeof(float) * (device_masters + device_state) +
-           sizeof(double) * blocks + sizeof(step_record);
+           transfer * rounded + control_bytes();
+  }
+  /// The norm's sums, the counters, and what updates read.
+  [[nodiscard]] std::size_t control_bytes() const noexcept {
+    return sizeof(double) * blocks + sizeof(std::uint32_t) * counters + sizeof(control_block);
   }
   [[nodiscard]] std::size_t gradient_bytes() const noexcept {
     return shape.gradient * (slots + wire) + sizeof(float) * (sums + levels * level + scratch);
