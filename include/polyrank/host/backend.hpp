@@ -6,6 +6,7 @@
 #include <polyrank/core/error.hpp>
 #include <polyrank/core/hash.hpp>
 #include <polyrank/host/reduce.hpp>
+#include <polyrank/host/stopwatch.hpp>
 #include <polyrank/host/stream.hpp>
 
 #include <cstring>
@@ -21,6 +22,7 @@ namespace polyrank::host {
 struct backend {
   using stream = host::stream;
   using event = host::event;
+  using stopwatch = host::stopwatch;
   static constexpr std::string_view name = "host";
   static constexpr bool on_device = false;
 

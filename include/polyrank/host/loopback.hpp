@@ -85,6 +85,7 @@ struct group {
   struct mailbox {
     std::mutex mutex;
     std::deque<message*> messages;
+    host::detail::futex_word posted{0}; // messages so far
   };
 
   group(hub& h, std::uint32_t group_id, std::size_t n)
@@ -243,8 +244,12 @@ struct runner {
         m.data = t.data;
         m.bytes = t.count;
         auto& box = g->mailboxes[rank * g->size + static_cast<std::size_t>(t.peer)];
-        const std::lock_guard lock(box.mutex);
-        box.messages.push_back(&m);
+        {
+          const std::lock_guard lock(box.mutex);
+          box.messages.push_back(&m);
+        }
+        box.posted.fetch_add(1, std::memory_order_relaxed);
+        host::detail::futex_wake(box.posted);
       }
     for (const auto& t : c.transfers)
       if (!t.sends) receive(c, t);
@@ -262,13 +267,16 @@ struct runner {
     group::message* m = nullptr;
     g->wait_until(
         [&] {
-          const std::lock_guard lock(box.mutex);
-          if (!box.messages.empty()) {
-            m = box.messages.front();
-            box.messages.pop_front();
-            return true;
+          const std::uint32_t before = box.posted.load(std::memory_order_relaxed);
+          {
+            const std::lock_guard lock(box.mutex);
+            if (!box.messages.empty()) {
+              m = box.messages.front();
+              box.messages.pop_front();
+              return true;
+            }
           }
-          std::this_thread::yield();
+          host::detail::futex_wait(box.posted, before, std::chrono::milliseconds(5));
           return false;
         },
         [&] {

@@ -35,7 +35,8 @@ struct stage_memory {
   double activation = 1;       ///< from the forward to the (input) backward
   double weight_context = 0.5; ///< what W still needs after I
   double checkpoint = 0;       ///< from the forward to the recomputation, in place of activation
-  double boundary = 0;         ///< one receive slot
+  double boundary = 0;         ///< one tensor from the stage below
+  double boundary_gradient = 0; ///< its gradient
   double parameters = 0;       ///< resident, or between UNSHARD and RESHARD
 };
 
@@ -95,6 +96,7 @@ inline void check(const costs& c, const shape& s) {
     number(b.activation, "the activation memory", i);
     number(b.weight_context, "the memory kept for W", i);
     number(b.checkpoint, "the checkpoint memory", i), number(b.boundary, "the slot memory", i);
+    number(b.boundary_gradient, "the gradient slot memory", i);
     number(b.parameters, "the parameter memory", i);
   }
   number(c.tied_reduce, "the tied reduction time", 0), number(c.pair_factor, "the pair factor", 0);

@@ -24,6 +24,7 @@
 
 #include <polyrank/pipeline/costs.hpp>
 #include <polyrank/pipeline/lower_compute.hpp>
+#include <polyrank/pipeline/outgoing.hpp>
 #include <polyrank/pipeline/slots.hpp>
 #include <polyrank/pipeline/table.hpp>
 #include <polyrank/pipeline/walk.hpp>
@@ -273,6 +274,7 @@ class rank_lowering {
     ranks.append_to(out.actions, r);
     out.row.push_back(out.actions.size());
   }
+  detail::count_outgoing(out);
   return out;
 }
 

@@ -59,6 +59,17 @@ class recorder {
   std::vector<std::uint8_t> started_;
 };
 
+/// All slots of stage s: what comes in and what goes out, on both sides.
+[[nodiscard]] inline double slot_memory(const table& t, const costs& c, std::size_t s) {
+  const slot_counts& n = t.slots[s];
+  double sum = c.memory[s].boundary * n.activation + c.memory[s].boundary_gradient * n.input_gradient;
+  if (s + 1 < t.shape.stages()) {
+    const stage_memory& above = c.memory[s + 1];
+    sum += above.boundary * (n.output + n.scratch) + above.boundary_gradient * n.gradient;
+  }
+  return sum;
+}
+
 /// Peak of the running sum over every rank's list.
 inline void measure_memory(const table& t, const costs& c, report& out) {
   const std::uint32_t kinds = kinds_of(t);
@@ -81,9 +92,7 @@ inline void measure_memory(const table& t, const costs& c, report& out) {
     for (std::size_t chunk = 0; chunk < t.shape.chunks; ++chunk) {
       const std::size_t s = t.shape.stage_of(r, chunk);
       if (!gathered[s]) fixed += c.memory[s].parameters;
-      if (!t.slots.empty())
-        fixed += c.memory[s].boundary *
-                 (static_cast<double>(t.slots[s].activation) + t.slots[s].gradient);
+      if (!t.slots.empty()) fixed += slot_memory(t, c, s);
     }
     const auto hold = [&](double bytes) {
       activation += bytes, now += bytes;

@@ -10,7 +10,8 @@
 //
 // Lane: a stream with a communicator. Actions of one lane run one after the other, in issue order.
 // Slot: a receive buffer. Microbatch k of stage s uses slot k mod slots[s].activation (input of the
-// forward, kept until its last reader) and k mod slots[s].gradient (input of the backward).
+// forward, kept until its last reader) and k mod slots[s].gradient (input of the backward). What a
+// stage sends lies in slots too, until it has been sent: k mod .output and .input_gradient.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -34,8 +35,11 @@ enum class lane_policy : std::uint8_t {
 inline constexpr std::size_t max_lanes = 10; ///< lane 0 computes
 
 struct slot_counts {
-  std::uint32_t activation = 0;
-  std::uint32_t gradient = 0;
+  std::uint32_t activation = 0;     ///< tensors received
+  std::uint32_t gradient = 0;       ///< gradients received
+  std::uint32_t output = 0;         ///< tensors to be sent
+  std::uint32_t input_gradient = 0; ///< gradients to be sent
+  std::uint32_t scratch = 0;        ///< outputs of recomputations, which nobody reads
 };
 
 struct table {

@@ -1,0 +1,392 @@
+// The executor on threads: every schedule, many shapes, against the model without a pipeline.
+// SPDX-License-Identifier: Apache-2.0
+#include "support/catch.hpp"
+
+#include "pipeline/toy.hpp"
+
+#include <polyrank/host/loopback.hpp>
+#include <polyrank/pipeline/executor.hpp>
+#include <polyrank/pipeline/generators.hpp>
+#include <polyrank/pipeline/lower.hpp>
+#include <polyrank/pipeline/simulate.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace polyrank;
+using namespace polyrank::pipeline;
+using namespace polyrank::test;
+
+namespace {
+
+using loop = host::loopback::communicator;
+
+std::vector<toy_stage> stages_of(const table& t, std::size_t rank, const toy_batch& batch) {
+  std::vector<toy_stage> out;
+  for (std::size_t c = 0; c < t.shape.chunks; ++c)
+    out.emplace_back(t.shape.stage_of(rank, c), t.shape.stages(), batch);
+  return out;
+}
+
+std::size_t total(const std::vector<std::size_t>& rows) {
+  std::size_t sum = 0;
+  for (const std::size_t r : rows) sum += r;
+  return sum;
+}
+
+/// Ragged: 1, 2, 3, 1, 2, 3 ... rows.
+std::vector<std::size_t> ragged(std::size_t m) {
+  std::vector<std::size_t> rows;
+  for (std::size_t k = 0; k < m; ++k) rows.push_back(1 + k % 3);
+  return rows;
+}
+
+struct outcome {
+  std::atomic<int> wrong_gradients{0}, wrong_rows{0}, alive{0}, wrong_peaks{0};
+  [[nodiscard]] bool fine() const {
+    return wrong_gradients == 0 && wrong_rows == 0 && alive == 0 && wrong_peaks == 0;
+  }
+};
+
+using plain = peer_transport<loop>;
+
+/// Sends late and says so later: whoever reuses a buffer early spoils what is sent.
+struct slow_transport : plain {
+  using plain::plain;
+  void exchange(const shape& s, const action& a, std::span<std::byte> data, std::string_view tag) {
+    const auto wait = [&](std::uint32_t salt) {
+      const auto us = hash_combine(a.stage * 64 + a.microbatch, salt) % 300;
+      lane(lane_of(s, policy(), static_cast<std::size_t>(rank()), a)).enqueue([us] {
+        std::this_thread::sleep_for(std::chrono::microseconds(us));
+      });
+    };
+    if (is_send(a.kind)) wait(1);
+    plain::exchange(s, a, data, tag);
+    if (is_send(a.kind)) wait(2);
+  }
+};
+
+/// What a run is like beside its table.
+struct conditions {
+  int steps = 1;
+  bool poison = false;
+  host::stream::mode mode = host::stream::mode::worker;
+};
+
+/// Runs table `t` on threads; counts what differs from the model without a pipeline.
+template <class Transport = plain>
+void run_on_threads(const table& t, outcome& out, conditions how = {}) {
+  const std::vector<std::size_t> rows = ragged(t.shape.microbatches);
+  const toy_batch batch(total(rows));
+  const float seed = 1.0f / static_cast<float>(total(rows));
+  const auto reference = toy_reference(t.shape.stages(), batch, rows, seed);
+  const bool trains = t.has(action_kind::backward) || t.has(action_kind::input_grad);
+  host::loopback::run(static_cast<int>(t.shape.ranks), [&](loop& comm) {
+    comm.set_stream_mode(how.mode);
+    const auto r = static_cast<std::size_t>(comm.rank());
+    std::vector<toy_stage> stages = stages_of(t, r, batch);
+    std::vector<float> seen(total(rows), -1);
+    for (toy_stage& s : stages) s.seen = &seen;
+    host::stream compute = comm.make_stream();
+    Transport link(comm, t.lanes);
+    executor run(link, std::span(stages), t, {.rows = rows, .poison = how.poison}, compute);
+    for (int step = 0; step < how.steps; ++step) {
+      for (toy_stage& s : stages) compute.enqueue([&s] { s.dw.assign(s.dw.size(), 0.0f); });
+      run.step(seed);
+    }
+    run.synchronize();
+    for (const toy_stage& s : stages) {
+      if (trains && s.dw != toy_expected(t, s.stage, reference)) ++out.wrong_gradients;
+      if (s.stage + 1 == s.stages)
+        for (std::size_t i = 0; i < seen.size(); ++i)
+          if (seen[i] != static_cast<float>(i)) ++out.wrong_rows;
+    }
+    if (run.live_bytes() != 0) ++out.alive;
+    costs c = even_costs(t.shape, 1, 1, 1, 0);
+    c.memory = run.memory();
+    const rank_report predicted = simulate(t, c).ranks[r];
+    if (static_cast<double>(run.peak_bytes()) != predicted.peak_memory ||
+        static_cast<double>(run.peak_activation_bytes()) != predicted.peak_activation ||
+        run.reserved_bytes() < run.peak_bytes())
+      ++out.wrong_peaks;
+  });
+}
+
+table lowered(schedule s, std::size_t p, std::size_t m, std::size_t v = 0, lower_options o = {},
+              double transfer = 0.05) {
+  const table t = generate(s, p, m, v == 0 ? default_chunks(s) : v);
+  return lower(t, even_costs(t.shape, 1, 1, 1, transfer), o);
+}
+
+} // namespace
+
+#define REQUIRE_FINE(t, out)                                                                       \
+  INFO("p " << (t).shape.ranks << " m " << (t).shape.microbatches << ": "                          \
+            << (out).wrong_gradients << " wrong gradients, " << (out).wrong_rows                   \
+            << " wrong rows, " << (out).alive << " alive, " << (out).wrong_peaks                   \
+            << " wrong peaks");                                                                    \
+  REQUIRE((out).fine())
+
+TEST_CASE("every schedule gives the gradients of the model without a pipeline, bit by bit",
+          "[executor]") {
+  for (const std::size_t p : {1u, 2u, 3u, 4u, 8u})
+    for (std::size_t m = 1; m <= 3 * p; ++m)
+      for (const schedule s : training_schedules) {
+        const table t = lowered(s, p, m);
+        outcome out;
+        run_on_threads(t, out, {.poison = m % 2 == 0});
+        INFO(traits_of(s).name);
+        REQUIRE_FINE(t, out);
+      }
+}
+
+TEST_CASE("sends that end late, and freed buffers full of NaN, spoil nothing", "[executor]") {
+  for (const schedule s : training_schedules)
+    for (const lane_policy lanes : {lane_policy::single, lane_policy::per_channel}) {
+      const table t = lowered(s, 3, 5, 0, {.lanes = lanes});
+      outcome out;
+      run_on_threads<slow_transport>(t, out, {.steps = 2, .poison = true});
+      INFO(traits_of(s).name);
+      REQUIRE_FINE(t, out);
+    }
+}
+
+TEST_CASE("a lane for each channel, more chunks, other costs, recomputation", "[executor]") {
+  for (const schedule s : training_schedules)
+    for (const std::size_t p : {2u, 3u, 4u, 5u}) {
+      INFO(traits_of(s).name);
+      const table channels = lowered(s, p, p + 1, 0, {.lanes = lane_policy::per_channel}, 0);
+      outcome a;
+      run_on_threads(channels, a, {.steps = 2});
+      REQUIRE_FINE(channels, a);
+      const table again = lowered(s, p, 2 * p - 1, 0, {.recompute = true}, 0.3);
+      outcome b;
+      run_on_threads(again, b, {.poison = true});
+      REQUIRE_FINE(again, b);
+      if (traits_of(s).max_chunks < 3) continue;
+      const table more = lowered(s, p, p, 3);
+      outcome c;
+      run_on_threads(more, c);
+      REQUIRE_FINE(more, c);
+    }
+}
+
+TEST_CASE("a table of one's own, without slots: a buffer for every microbatch", "[executor]") {
+  table t = lowered(schedule::zb_v, 3, 6);
+  t.slots.clear();
+  outcome out;
+  run_on_threads(t, out, {.steps = 2, .poison = true});
+  REQUIRE(out.wrong_gradients + out.wrong_rows + out.alive == 0); // the simulator knows no slots
+}
+
+TEST_CASE("evaluation runs forward only, on all ranks, also where the loss is on rank 0",
+          "[executor]") {
+  for (const placement place : {placement::loop, placement::vee}) {
+    const table t = [&] {
+      const table forward = generate(schedule::forward_only, shape{3, 7, 2, place});
+      return lower(forward, even_costs(forward.shape, 1, 1, 1, 0.05));
+    }();
+    outcome out;
+    run_on_threads(t, out, {.steps = 2, .poison = true});
+    REQUIRE_FINE(t, out);
+  }
+}
+
+TEST_CASE("peaks do not grow with the number of microbatches", "[executor]") {
+  for (const schedule s : {schedule::one_f_one_b, schedule::zb_h1, schedule::zb_v}) {
+    const auto peak = [&](std::size_t m) {
+      const table t = lowered(s, 4, m);
+      costs c = even_costs(t.shape, 1, 1, 1, 0);
+      for (stage_memory& b : c.memory) b.boundary = b.boundary_gradient = 1;
+      return simulate(t, c).peak_memory(); // which the executor's counters equal
+    };
+    REQUIRE(peak(16) == peak(64));
+  }
+}
+
+TEST_CASE("microbatches of other sizes in later steps", "[executor]") {
+  const table t = lowered(schedule::interleaved, 2, 4);
+  const std::vector<std::size_t> large{3, 3, 3, 3}, small{3, 3, 3, 1};
+  std::atomic<int> wrong{0}, refused{0};
+  host::loopback::run(2, [&](loop& comm) {
+    const toy_batch batch(12);
+    std::vector<toy_stage> stages = stages_of(t, static_cast<std::size_t>(comm.rank()), batch);
+    host::stream compute = comm.make_stream();
+    plain link(comm);
+    executor run(link, std::span(stages), t, {.rows = {3}}, compute);
+    for (const auto& rows : {large, small, large}) {
+      run.set_rows(rows);
+      for (toy_stage& s : stages) s.dw.assign(s.dw.size(), 0.0f);
+      run.step(0.125f);
+      run.synchronize();
+      const auto reference = toy_reference(4, batch, rows, 0.125f);
+      for (const toy_stage& s : stages)
+        if (s.dw != toy_expected(t, s.stage, reference)) ++wrong;
+    }
+    try {
+      run.set_rows({4});
+    } catch (const usage_error& e) {
+      if (e.collective() && std::string(e.what()).find("room for 3") != std::string::npos)
+        ++refused;
+    }
+    try {
+      run.set_rows(comm.rank() == 0 ? small : large);
+    } catch (const mismatch_error& e) {
+      if (e.collective()) ++refused;
+    }
+  });
+  REQUIRE(wrong == 0);
+  REQUIRE(refused == 4);
+}
+
+namespace {
+
+/// A transport whose rank 0 sends microbatch 1 under the header of another.
+struct confusing_transport : plain {
+  using plain::plain;
+  std::int32_t by = 1;
+  void exchange(const shape& s, const action& a, std::span<std::byte> data, std::string_view tag) {
+    if (rank() == 0 && is_send(a.kind) && a.microbatch == 1)
+      lane(1).enqueue([data, by = by] {
+        std::int32_t header;
+        std::memcpy(&header, data.data(), sizeof header);
+        header += by;
+        std::memcpy(data.data(), &header, sizeof header);
+      });
+    plain::exchange(s, a, data, tag);
+  }
+};
+
+std::string what_synchronize_says(std::int32_t header_is_off_by) {
+  const table t = lowered(schedule::gpipe, 2, 4);
+  std::string text;
+  host::loopback::run(2, [&](loop& comm) {
+    const toy_batch batch(4);
+    std::vector<toy_stage> stages = stages_of(t, static_cast<std::size_t>(comm.rank()), batch);
+    host::stream compute = comm.make_stream();
+    confusing_transport link(comm);
+    link.by = header_is_off_by;
+    executor run(link, std::span(stages), t, {}, compute);
+    run.step();
+    try {
+      run.synchronize();
+    } catch (const data_error& e) {
+      text = e.what(); // rank 1's
+    }
+  });
+  return text;
+}
+
+} // namespace
+
+TEST_CASE("a message of another microbatch or step is noticed", "[executor]") {
+  REQUIRE(what_synchronize_says(0).empty());
+  REQUIRE_THAT(what_synchronize_says(1),
+               Catch::Matchers::Contains("1RECV_F1 of rank 1 got microbatch 2 of boundary 0"));
+  REQUIRE_THAT(what_synchronize_says(1 << 24), Catch::Matchers::Contains("of another step"));
+}
+
+// What is refused, before the first step and on every rank ----------------------------------------
+
+namespace {
+
+struct whole_only : toy_stage {
+  using toy_stage::toy_stage;
+  void backward(const pass& p) {
+    toy_stage::backward_input(p);
+    toy_stage::backward_weight(p);
+  }
+  void backward_input(const pass&) = delete;
+};
+
+/// Constructs an executor on two threads; every rank must throw the same error of type E.
+template <class E, class Stage = toy_stage, class Change>
+std::string refusal(table t, Change change, int ranks = 2) {
+  std::vector<std::string> said(static_cast<std::size_t>(ranks));
+  host::loopback::run(ranks, [&](loop& comm) {
+    const toy_batch batch(64);
+    const auto r = static_cast<std::size_t>(comm.rank());
+    std::vector<Stage> stages;
+    for (std::size_t c = 0; c < t.shape.chunks; ++c)
+      stages.emplace_back(r < t.shape.ranks ? t.shape.stage_of(r, c) : 0, t.shape.stages(), batch);
+    host::stream compute = comm.make_stream();
+    plain link(comm);
+    executor_options<host::stream> o;
+    table mine = t;
+    change(r, mine, stages, o);
+    try {
+      executor run(link, std::span(stages), mine, o, compute);
+    } catch (const E& e) {
+      if (e.collective()) said[r] = e.what();
+    }
+  });
+  for (const std::string& s : said)
+    if (s != said[0]) return "different errors: " + said[0] + " | " + s;
+  return said[0];
+}
+
+/// A stage whose input is of another width than what is sent to it.
+struct odd_stage : toy_stage {
+  using toy_stage::toy_stage;
+  std::size_t wide = width;
+  [[nodiscard]] std::vector<pipeline::boundary> inputs() const {
+    auto all = toy_stage::inputs();
+    if (!all.empty()) all[0].row = wide;
+    return all;
+  }
+};
+
+} // namespace
+
+TEST_CASE("what cannot run is refused on every rank before the first step", "[executor]") {
+  using Catch::Matchers::Contains;
+  const table t = lowered(schedule::one_f_one_b, 2, 3);
+  CHECK_THAT((refusal<usage_error, whole_only>(lowered(schedule::zb_h1, 2, 3),
+                                               [](auto&&...) {})),
+             Contains("the stage has no backward_input()"));
+  CHECK_THAT((refusal<usage_error>(t, [](auto&&...) {}, 3)),
+             Contains("the schedule is for 2 ranks, the communicator has 3"));
+  CHECK_THAT((refusal<mismatch_error, odd_stage>(
+                 t, [](std::size_t, table&, auto& stages, auto&) { stages[0].wide = 8; })),
+             Contains("tensor 0 between stage 0 and 1: rank 0 sends 'x' f32 x 4, rank 1 expects "
+                      "'x' f32 x 8"));
+  CHECK_THAT((refusal<mismatch_error>(t,
+                                      [](std::size_t r, table& mine, auto&, auto&) {
+                                        if (r == 1) mine = lowered(schedule::gpipe, 2, 3);
+                                      })),
+             Contains("the ranks run different schedules"));
+  CHECK_THAT((refusal<mismatch_error>(
+                 t, [](std::size_t r, table&, auto&, auto& o) { o.rows = {1 + r}; })),
+             Contains("microbatch of 1 rows, rank 1 has microbatch of 2 rows"));
+  CHECK_THAT((refusal<usage_error>(
+                 t, [](std::size_t, table&, auto&, auto& o) { o.rows = {1, 2}; })),
+             Contains("2 sizes for 3 microbatches"));
+  CHECK_THAT((refusal<usage_error>(
+                 t, [](std::size_t r, table&, auto& stages, auto&) {
+                   if (r == 1) stages.clear();
+                 })),
+             Contains("rank 1: the schedule has 1 stages per rank, this rank brings 0"));
+  CHECK_THAT((refusal<usage_error>(generate(schedule::gpipe, 2, 3), [](auto&&...) {})),
+             Contains("give it to lower() first"));
+  CHECK_THAT((refusal<usage_error>(lowered(schedule::gpipe, 2, 3, 0, {.reduce = true}),
+                                   [](auto&&...) {})),
+             Contains("options.hooks.reduce must be set"));
+  CHECK_THAT((refusal<usage_error>(
+                 lowered(schedule::gpipe, 2, 3, 0, {.lanes = lane_policy::per_channel}),
+                 [](auto&&...) {})),
+             Contains("another lane policy"));
+  CHECK_THAT((refusal<data_error>(t,
+                                  [](std::size_t, table& mine, auto&, auto&) {
+                                    std::swap(mine.actions[0], mine.actions[1]); // SEND before F
+                                  })),
+             Contains("comes before its forward"));
+  CHECK_THAT((refusal<usage_error>(t,
+                                   [](std::size_t, table&, auto& stages, auto&) {
+                                     stages[0].stages = 3; // the last one sends
+                                   })),
+             Contains("the last stage sends 'x' f32 x 4, but nobody is behind it"));
+}
