@@ -17,7 +17,7 @@
 
 #include <polyrank/core/hash.hpp>
 #include <polyrank/core/version.hpp>
-#include <polyrank/data_parallel/agree.hpp>
+#include <polyrank/backend/agree.hpp>
 #include <polyrank/launch/run.hpp>
 #include <polyrank/launch/save_request.hpp>
 #include <polyrank/optim/sgd.hpp>

@@ -3,7 +3,7 @@
 #include "support/catch.hpp"
 
 #include <polyrank/backend/concepts.hpp>
-#include <polyrank/data_parallel/agree.hpp>
+#include <polyrank/backend/agree.hpp>
 #include <polyrank/launch/file_store.hpp>
 #include <polyrank/launch/tcp_store.hpp>
 

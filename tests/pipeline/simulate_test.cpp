@@ -163,12 +163,13 @@ TEST_CASE("parameters and slots count as memory", "[simulate]") {
   CHECK(simulate(t, c).ranks[0].peak_memory == Approx(40 + 4));
   const report gathered = simulate(lower(t, c, {.live_stages = 1}), c);
   CHECK(gathered.ranks[0].peak_memory == Approx(10 + 4));
-  for (stage_memory& b : c.memory) b.boundary = 1;
+  for (stage_memory& b : c.memory) b.boundary = 1, b.boundary_gradient = 0.5;
   const table full = lower(t, c);
   double slots = 0;
-  for (std::size_t v = 0; v < 4; ++v)
-    slots += full.slots[full.shape.stage_of(0, v)].activation +
-             full.slots[full.shape.stage_of(0, v)].gradient;
+  for (std::size_t v = 0; v < 4; ++v) {
+    const slot_counts& n = full.slots[full.shape.stage_of(0, v)];
+    slots += n.activation + n.output + 0.5 * (n.gradient + n.input_gradient);
+  }
   CHECK(simulate(full, c).ranks[0].peak_memory == Approx(40 + 4 + slots));
   CHECK(simulate(full, c).ranks[0].peak_activation == Approx(4));
 }

@@ -1,7 +1,8 @@
 // A model small enough to be run as a pipeline thousands of times: linear stages with a penalty on
 // their outputs, squared error at the end, and a row number that travels along without gradient.
 //
-//     y = x W,   loss = seed * sum over rows of (|y_last - target|^2 / 2 + sum of penalty |y|^2 / 2)
+//     y = x W,   loss = seed * sum over rows of (|y_last - target|^2 / 2 + sum of penalty |y|^2 /
+//     2)
 //
 // A pass uses everything that an executor hands out: two tensors per boundary, memory from F to I
 // (y), memory from F to W (x), memory from I to W (the gradient of y).
@@ -141,9 +142,17 @@ struct toy_stage {
     const auto at = [](std::span<void* const> list, std::size_t i) {
       return i < list.size() ? static_cast<float*>(list[i]) : nullptr;
     };
-    return {p.rows, p.first_row, p.microbatch, p.seed, reinterpret_cast<float*>(p.memory),
-            at(p.input, 0), at(p.input, 1), at(p.output_gradient, 0), at(p.output, 0),
-            at(p.output, 1), at(p.input_gradient, 0)};
+    return {p.rows,
+            p.first_row,
+            p.microbatch,
+            p.seed,
+            reinterpret_cast<float*>(p.memory),
+            at(p.input, 0),
+            at(p.input, 1),
+            at(p.output_gradient, 0),
+            at(p.output, 0),
+            at(p.output, 1),
+            at(p.input_gradient, 0)};
   }
   void work(char kind, const call& c) const {
     if (on_work) on_work(kind, c.microbatch);

@@ -29,7 +29,7 @@
 #include <polyrank/backend/buffer.hpp>
 #include <polyrank/backend/concepts.hpp>
 #include <polyrank/core/cost_model.hpp>
-#include <polyrank/data_parallel/agree.hpp>
+#include <polyrank/backend/agree.hpp>
 #include <polyrank/data_parallel/layout.hpp>
 #include <polyrank/data_parallel/parameter.hpp>
 #include <polyrank/data_parallel/reduce_policy.hpp>

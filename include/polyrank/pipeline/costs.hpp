@@ -32,12 +32,12 @@ struct stage_costs {
 
 /// What one microbatch leaves in the memory of one stage, and what the stage itself needs.
 struct stage_memory {
-  double activation = 1;       ///< from the forward to the (input) backward
-  double weight_context = 0.5; ///< what W still needs after I
-  double checkpoint = 0;       ///< from the forward to the recomputation, in place of activation
-  double boundary = 0;         ///< one tensor from the stage below
+  double activation = 1;        ///< from the forward to the (input) backward
+  double weight_context = 0.5;  ///< what W still needs after I
+  double checkpoint = 0;        ///< from the forward to the recomputation, in place of activation
+  double boundary = 0;          ///< one tensor from the stage below
   double boundary_gradient = 0; ///< its gradient
-  double parameters = 0;       ///< resident, or between UNSHARD and RESHARD
+  double parameters = 0;        ///< resident, or between UNSHARD and RESHARD
 };
 
 struct costs {

@@ -17,11 +17,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <polyrank/backend/agree.hpp>
 #include <polyrank/backend/buffer.hpp>
-#include <polyrank/data_parallel/agree.hpp>
 #include <polyrank/pipeline/costs.hpp>
 #include <polyrank/pipeline/plan.hpp>
 #include <polyrank/pipeline/stage.hpp>
+#include <polyrank/pipeline/stamps.hpp>
 #include <polyrank/pipeline/transport.hpp>
 #include <polyrank/pipeline/validate.hpp>
 #include <polyrank/pipeline/watch.hpp>
@@ -43,18 +44,18 @@ namespace polyrank::pipeline {
 template <class Stream>
 struct hooks {
   using of_stage = std::function<void(std::size_t stage, Stream&)>;
-  of_stage reduce{};                         ///< REDUCE_GRAD: sum over the replicas
-  of_stage tied{};                           ///< TIED_REDUCE: sum with the other end's gradient
-  of_stage unshard{}, reshard{};             ///< gather the parameters, drop them
-  std::function<void(Stream&)> optimizer{};  ///< OPTIMIZER: the update
+  of_stage reduce{};                        ///< REDUCE_GRAD: sum over the replicas
+  of_stage tied{};                          ///< TIED_REDUCE: sum with the other end's gradient
+  of_stage unshard{}, reshard{};            ///< gather the parameters, drop them
+  std::function<void(Stream&)> optimizer{}; ///< OPTIMIZER: the update
 };
 
 template <class Stream>
 struct executor_options {
   std::vector<std::size_t> rows{1}; ///< of each microbatch; a single number is for all
   pipeline::hooks<Stream> hooks{};
-  bool poison = false;              ///< what is given back is filled with NaN, to find early reuse
-  hang::ring* ring = nullptr;       ///< learns which action the rank is at (host streams)
+  bool poison = false;        ///< what is given back is filled with NaN, to find early reuse
+  hang::ring* ring = nullptr; ///< learns which action the rank is at (host streams)
   std::pmr::memory_resource* memory = nullptr; ///< null: the backend's own
 };
 
@@ -73,9 +74,10 @@ class executor {
   executor(T& link, std::span<S> stages, table t, executor_options<stream> o, stream& compute)
       : link_(&link), stages_(stages), table_(std::move(t)), options_(std::move(o)),
         compute_(&compute), rank_(static_cast<std::size_t>(link.rank())) {
-    together([&] { check_own(); });
+    together(link_->control(), "pipeline", [&] { check_own(); });
     exchange_facts();
-    together([&] { plan_ = rank_plan(table_, rank_, facts_, max_rows()); });
+    together(link_->control(), "pipeline",
+             [&] { plan_ = rank_plan(table_, rank_, facts_, max_rows()); });
     allocate();
   }
   executor(const executor&) = delete; // queued work refers to it
@@ -97,7 +99,9 @@ class executor {
   void step(float seed = 1) {
     seed_ = seed;
     ++steps_;
-    stamp();
+    for (event& e : lanes_) compute_->wait(e); // they read the last step's stamps
+    stamps_.begin(steps_, *compute_);
+    for_lanes([&](stream& s) { s.wait(stamps_.there()); });
     watch_.begin(link_->control(), *compute_);
     const std::span<const action> list = table_.of(rank_);
     for (std::size_t i = 0; i < list.size(); ++i)
@@ -113,13 +117,13 @@ class executor {
   void synchronize() {
     for_lanes([](stream& s) { s.synchronize(); });
     compute_->synchronize();
-    check_headers();
+    stamps_.compare(steps_, *compute_);
   }
 
   /// Other microbatch sizes, from the next step on; at most those of the construction.
   /// @collective
   void set_rows(std::vector<std::size_t> rows) {
-    together([&] {
+    together(link_->control(), "pipeline", [&] {
       expects(rows.size() == 1 || rows.size() == table_.shape.microbatches, rows.size(),
               " sizes for ", table_.shape.microbatches, " microbatches");
       for (const std::size_t r : rows)
@@ -167,30 +171,7 @@ class executor {
     std::size_t finished = 0;
   };
 
-  // Construction ------------------------------------------------------------------------------------
-  /// Runs `body`; an error of one rank becomes the error of all. @collective
-  template <class Body>
-  void together(Body body) {
-    std::string mine;
-    try {
-      body();
-    } catch (const data_error& e) {
-      mine = polyrank::detail::cat('d', e.what());
-    } catch (const usage_error& e) {
-      mine = polyrank::detail::cat('u', e.what());
-    }
-    const std::vector<std::string> all = link_->control().all_gather(mine);
-    for (std::size_t r = 0; r < all.size(); ++r) {
-      if (all[r].empty()) continue;
-      const bool shared = std::all_of(all.begin(), all.end(), [&](auto& e) { return e == all[r]; });
-      const std::string text =
-          polyrank::detail::cat("pipeline: ", shared ? "" : polyrank::detail::cat("rank ", r, ": "),
-                                all[r].substr(1));
-      if (all[r][0] == 'd') throw on_every_rank(data_error(text));
-      throw on_every_rank(usage_error(text));
-    }
-  }
-
+  // Construction ---
   void check_own() const {
     check(table_.shape);
     const shape& s = table_.shape;
@@ -207,7 +188,8 @@ class executor {
       for (std::size_t b = 0; b + 1 < s.stages(); ++b)
         expects(!s.crosses(b), "the table has no transfers: give it to lower() first");
     if (table_.has(action_kind::input_grad))
-      expects(splits, "the schedule computes input and weight gradients apart, but the stage has no ",
+      expects(splits,
+              "the schedule computes input and weight gradients apart, but the stage has no ",
               missing_half(), "; write it (stage.hpp), or take a schedule that does not split");
     const auto needs = [&](action_kind k, const auto& hook, std::string_view name) {
       expects(!table_.has(k) || static_cast<bool>(hook), "the table has ", name_of(k),
@@ -222,7 +204,9 @@ class executor {
   [[nodiscard]] static std::string_view missing_half() {
     constexpr bool input = requires(S& s, const pass<stream>& p) { s.backward_input(p); };
     constexpr bool weight = requires(S& s, const pass<stream>& p) { s.backward_weight(p); };
-    return input ? "backward_weight()" : weight ? "backward_input()" : "backward_input() and backward_weight()";
+    return input    ? "backward_weight()"
+           : weight ? "backward_input()"
+                    : "backward_input() and backward_weight()";
   }
 
   [[nodiscard]] std::size_t max_rows() const {
@@ -231,12 +215,10 @@ class executor {
 
   /// Every rank learns what all stages send, expect and hold. @collective
   void exchange_facts() {
-    std::string common = polyrank::detail::cat("ranks ", table_.shape.ranks, "\nmicrobatches ",
-                                               table_.shape.microbatches, "\nchunks ",
-                                               table_.shape.chunks, "\nactions with the hash ",
-                                               hash_bytes(table_.actions.data(),
-                                                          table_.actions.size() * sizeof(action)),
-                                               '\n');
+    std::string common = polyrank::detail::cat(
+        "ranks ", table_.shape.ranks, "\nmicrobatches ", table_.shape.microbatches, "\nchunks ",
+        table_.shape.chunks, "\nactions with the hash ",
+        hash_bytes(table_.actions.data(), table_.actions.size() * sizeof(action)), '\n');
     for (const std::size_t r : options_.rows)
       common += polyrank::detail::cat("microbatch of ", r, " rows\n");
     agree(link_->control(), "pipeline: the ranks run different schedules", common);
@@ -268,18 +250,7 @@ class executor {
     trains_ = table_.has(action_kind::backward) || table_.has(action_kind::input_grad);
     for (const action& a : table_.of(rank_)) names_.push_back(detail::words_of(a));
     place_rows();
-    // Headers: written beforehand but for the step.
-    std::vector<std::int32_t> ids;
-    for (const action& a : table_.of(rank_)) {
-      header_.push_back(is_send(a.kind) ? ids.size() : is_recv(a.kind) ? expected_.size() : 0);
-      if (is_send(a.kind)) ids.push_back(id_of(a));
-      if (is_recv(a.kind)) expected_.push_back(id_of(a));
-    }
-    for (auto* b : {&ids_, &step_, &stamped_}) *b = buffer<std::int32_t>(ids.size(), memory);
-    received_ = buffer<std::int32_t>(expected_.size(), memory);
-    backend::template copy<std::int32_t>(ids, ids_.span(), *compute_);
-    backend::template fill<std::int32_t>(received_.span(), 0, *compute_);
-    compute_->synchronize();
+    stamps_.prepare(table_, rank_, *compute_, memory);
     watch_.prepare(table_.of(rank_).size(), options_.ring);
   }
 
@@ -293,52 +264,13 @@ class executor {
     }
   }
 
-  // Headers -----------------------------------------------------------------------------------------
-  static constexpr std::int32_t id_bits = 24;
-  /// Of the tensor that a transfer carries: equal on both ends.
-  [[nodiscard]] std::int32_t id_of(const action& a) const {
-    const bool backward = a.kind == action_kind::send_backward || a.kind == action_kind::recv_backward;
-    const bool upper = a.kind == action_kind::recv_forward || a.kind == action_kind::send_backward;
-    const std::size_t boundary = a.stage - (upper ? 1u : 0u);
-    const std::size_t id = (2 * boundary + (backward ? 1 : 0)) * table_.shape.microbatches + a.microbatch;
-    return static_cast<std::int32_t>(id & ((std::size_t{1} << id_bits) - 1));
-  }
-  [[nodiscard]] std::int32_t step_bits() const {
-    return static_cast<std::int32_t>(steps_ % 127 + 1) * (std::int32_t{1} << id_bits);
-  }
-  /// Header = id + step. The lanes that read the last step's go first.
-  void stamp() {
-    if (ids_.size() == 0) return;
-    for (event& e : lanes_) compute_->wait(e);
-    backend::template fill<std::int32_t>(step_.span(), step_bits(), *compute_);
-    backend::template add<std::int32_t>(ids_.span(), step_.span(), stamped_.span(), *compute_);
-    stamped_there_.record(*compute_);
-    for_lanes([&](stream& s) { s.wait(stamped_there_); });
-  }
-  void check_headers() {
-    if (expected_.empty() || steps_ == 0) return;
-    std::vector<std::int32_t> got(expected_.size());
-    backend::template copy<std::int32_t>(received_.span(), std::span(got), *compute_);
-    compute_->synchronize();
-    const std::span<const action> list = table_.of(rank_);
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      if (!is_recv(list[i].kind)) continue;
-      const std::int32_t want = expected_[header_[i]] + step_bits(), is = got[header_[i]];
-      if (is == want) continue;
-      const std::int32_t mask = (1 << id_bits) - 1;
-      const std::size_t m = table_.shape.microbatches, id = static_cast<std::size_t>(is & mask);
-      throw data_error(polyrank::detail::cat(
-          "pipeline: ", text_of(list[i]), " of rank ", rank_, " got microbatch ", id % m,
-          " of boundary ", id / m / 2, (id / m) % 2 == 1 ? " backward" : " forward",
-          (is & ~mask) != (want & ~mask) ? ", of another step" : ""));
-    }
-  }
-
-  // One action --------------------------------------------------------------------------------------
+  // One action ---
   [[nodiscard]] std::size_t stage_at(std::size_t chunk) const {
     return table_.shape.stage_of(rank_, chunk);
   }
-  [[nodiscard]] std::size_t chunk_of(const action& a) const { return table_.shape.chunk_of(a.stage); }
+  [[nodiscard]] std::size_t chunk_of(const action& a) const {
+    return table_.shape.chunk_of(a.stage);
+  }
   [[nodiscard]] local_stage& local(const action& a) { return local_[chunk_of(a)]; }
   [[nodiscard]] bool first(const action& a) const noexcept { return a.stage == 0; }
   [[nodiscard]] bool last(const action& a) const noexcept {
@@ -347,7 +279,9 @@ class executor {
   [[nodiscard]] bool from_below(const action& a) const {
     return !first(a) && table_.shape.crosses(a.stage - std::size_t{1});
   }
-  [[nodiscard]] bool to_above(const action& a) const { return !last(a) && table_.shape.crosses(a.stage); }
+  [[nodiscard]] bool to_above(const action& a) const {
+    return !last(a) && table_.shape.crosses(a.stage);
+  }
   template <class Body>
   void for_lanes(Body body) {
     const std::size_t lanes = table_.lanes == lane_policy::single ? 2 : max_lanes;
@@ -360,8 +294,8 @@ class executor {
                                  plan_.message(stage, which).bytes(rows_[k]));
   }
   void point(std::vector<void*>& out, const action& a, side which, std::size_t k) {
-    plan_.message(a.stage, which).point(out, bytes_.data() + plan_.offset(a.stage, which, k),
-                                        rows_[a.microbatch]);
+    plan_.message(a.stage, which)
+        .point(out, bytes_.data() + plan_.offset(a.stage, which, k), rows_[a.microbatch]);
   }
   void poison(std::span<std::byte> data, stream& s) {
     if (options_.poison && !data.empty())
@@ -579,7 +513,7 @@ class executor {
     const action& a = table_.of(rank_)[i];
     const std::span<std::byte> data = message(a.stage, which, a.microbatch);
     s.wait(from.ready);
-    backend::template copy<std::int32_t>(stamped_.span().subspan(header_[i], 1), header(data), s);
+    stamps_.write(i, data, s);
     watch_.start(i, {}, s);
     link_->exchange(table_.shape, a, data, names_[i]);
     watch_.stop(i, s);
@@ -593,13 +527,9 @@ class executor {
     watch_.start(i, {}, s);
     link_->exchange(table_.shape, a, data, names_[i]);
     watch_.stop(i, s);
-    backend::template copy<std::int32_t>(header(data), received_.span().subspan(header_[i], 1), s);
+    stamps_.read(i, data, s);
     to.ready.record(s);
   }
-  [[nodiscard]] static std::span<std::int32_t> header(std::span<std::byte> message) {
-    return {reinterpret_cast<std::int32_t*>(message.data()), 1};
-  }
-
   T* link_;
   std::span<S> stages_;
   pipeline::table table_;
@@ -614,10 +544,7 @@ class executor {
   std::vector<event> lanes_;       // the last action of each
   std::vector<std::string> names_; // per action
   std::vector<std::size_t> rows_, first_row_;
-  buffer<std::int32_t> ids_, step_, stamped_, received_;
-  std::vector<std::int32_t> expected_;
-  std::vector<std::size_t> header_; // per action: its number among the sends, or the receives
-  event stamped_there_;
+  message_stamps<backend> stamps_;
   struct {
     std::vector<void*> in, out, dy, dx;
   } pointers_[2];

@@ -108,17 +108,19 @@ struct facts {
       refuse(cat("stage 0 wants ", inputs[0][0].text(), ", but nobody is before it; it reads the ",
                  "batch itself"));
     if (!outputs.back().empty())
-      refuse(cat("the last stage sends ", outputs.back()[0].text(), ", but nobody is behind it; it ",
-                 "computes the loss itself"));
+      refuse(cat("the last stage sends ", outputs.back()[0].text(),
+                 ", but nobody is behind it; it ", "computes the loss itself"));
     for (std::size_t stage = 0; stage < s.stages(); ++stage) {
       if (bytes[stage].weight_context > bytes[stage].activation)
-        refuse(cat("stage ", stage, " keeps ", bytes[stage].weight_context, " bytes for W, but its ",
-                   "activation, of which they are the first, has ", bytes[stage].activation));
+        refuse(cat("stage ", stage, " keeps ", bytes[stage].weight_context,
+                   " bytes for W, but its ", "activation, of which they are the first, has ",
+                   bytes[stage].activation));
       if (stage > 0) compare(s, stage - 1, outputs[stage - 1], inputs[stage]);
       memory[stage].activation = static_cast<double>(bytes[stage].activation);
       memory[stage].weight_context = static_cast<double>(bytes[stage].weight_context);
       memory[stage].boundary = static_cast<double>(message(inputs[stage], false).bytes(rows));
-      memory[stage].boundary_gradient = static_cast<double>(message(inputs[stage], true).bytes(rows));
+      memory[stage].boundary_gradient =
+          static_cast<double>(message(inputs[stage], true).bytes(rows));
     }
   }
 
@@ -130,13 +132,14 @@ struct facts {
       return i < all.size() ? all[i].text() : std::string("nothing");
     };
     if (sent.empty())
-      throw on_every_rank(usage_error(cat("pipeline: stage ", below, " sends nothing to stage ", below + 1)));
+      throw on_every_rank(
+          usage_error(cat("pipeline: stage ", below, " sends nothing to stage ", below + 1)));
     for (std::size_t i = 0; i < std::max(sent.size(), expected.size()); ++i)
       if (i >= sent.size() || i >= expected.size() || sent[i] != expected[i])
-        throw on_every_rank(mismatch_error(
-            cat("pipeline: tensor ", i, " between stage ", below, " and ", below + 1, ": rank ",
-                s.rank_of(below), " sends ", name(sent, i), ", rank ", s.rank_of(below + 1),
-                " expects ", name(expected, i))));
+        throw on_every_rank(
+            mismatch_error(cat("pipeline: tensor ", i, " between stage ", below, " and ", below + 1,
+                               ": rank ", s.rank_of(below), " sends ", name(sent, i), ", rank ",
+                               s.rank_of(below + 1), " expects ", name(expected, i))));
   }
 };
 
@@ -185,8 +188,12 @@ class rank_plan {
     return base_[stage * detail::slot_sides + n] +
            k % count(stage, n) * messages_[stage][n].bytes(rows_);
   }
-  [[nodiscard]] std::size_t activation(std::size_t stage) const { return facts_.bytes[stage].activation; }
-  [[nodiscard]] std::size_t context(std::size_t stage) const { return facts_.bytes[stage].weight_context; }
+  [[nodiscard]] std::size_t activation(std::size_t stage) const {
+    return facts_.bytes[stage].activation;
+  }
+  [[nodiscard]] std::size_t context(std::size_t stage) const {
+    return facts_.bytes[stage].weight_context;
+  }
   /// Of action i, an F or a RECOMPUTE: where its activation goes.
   [[nodiscard]] std::size_t block(std::size_t i) const { return slot_bytes_ + block_[i]; }
   /// Whether the activation of action i, an F, ends with it.

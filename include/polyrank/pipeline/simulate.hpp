@@ -62,7 +62,8 @@ class recorder {
 /// All slots of stage s: what comes in and what goes out, on both sides.
 [[nodiscard]] inline double slot_memory(const table& t, const costs& c, std::size_t s) {
   const slot_counts& n = t.slots[s];
-  double sum = c.memory[s].boundary * n.activation + c.memory[s].boundary_gradient * n.input_gradient;
+  double sum =
+      c.memory[s].boundary * n.activation + c.memory[s].boundary_gradient * n.input_gradient;
   if (s + 1 < t.shape.stages()) {
     const stage_memory& above = c.memory[s + 1];
     sum += above.boundary * (n.output + n.scratch) + above.boundary_gradient * n.gradient;

@@ -8,7 +8,8 @@
 //       void backward(const pass<stream>& p);            // p.output_gradient -> p.input_gradient
 //     };
 //
-// Schedules with I and W (zb_h1, zb_h2, zb_v, v_half, v_min, dualpipe_v) call two functions instead:
+// Schedules with I and W (zb_h1, zb_h2, zb_v, v_half, v_min, dualpipe_v) call two functions
+// instead:
 //
 //       void backward_input(const pass<stream>& p);      // p.output_gradient -> p.input_gradient
 //       void backward_weight(const pass<stream>& p);     // adds to the weight gradients
@@ -58,14 +59,14 @@ template <class Stream>
 struct pass {
   Stream& stream;
   std::size_t stage = 0, microbatch = 0;
-  std::size_t rows = 0;      ///< of this microbatch
-  std::size_t first_row = 0; ///< rows of the microbatches before it
-  float seed = 1;            ///< factor of the loss gradient: 1 / (samples of the global batch)
-  std::byte* memory = nullptr;               ///< of `activation` bytes, later `weight_context`
-  std::span<void* const> input{};            ///< in the order of inputs(); also in backward
-  std::span<void* const> output{};           ///< forward only: write it
-  std::span<void* const> output_gradient{};  ///< null where the tensor has none
-  std::span<void* const> input_gradient{};   ///< write it; null where the tensor has none
+  std::size_t rows = 0;        ///< of this microbatch
+  std::size_t first_row = 0;   ///< rows of the microbatches before it
+  float seed = 1;              ///< factor of the loss gradient: 1 / (samples of the global batch)
+  std::byte* memory = nullptr; ///< of `activation` bytes, later `weight_context`
+  std::span<void* const> input{};           ///< in the order of inputs(); also in backward
+  std::span<void* const> output{};          ///< forward only: write it
+  std::span<void* const> output_gradient{}; ///< null where the tensor has none
+  std::span<void* const> input_gradient{};  ///< write it; null where the tensor has none
 };
 
 template <class S, class Stream>
@@ -110,7 +111,8 @@ class message {
   message() = default;
   /// `gradients`: of the tensors that have one, else all.
   message(const std::vector<boundary>& tensors, bool gradients) {
-    for (const boundary& b : tensors) row_bytes_.push_back(gradients && !b.needs_grad ? 0 : b.row_bytes());
+    for (const boundary& b : tensors)
+      row_bytes_.push_back(gradients && !b.needs_grad ? 0 : b.row_bytes());
   }
   [[nodiscard]] std::size_t bytes(std::size_t rows) const noexcept {
     if (row_bytes_.empty()) return 0;

@@ -45,7 +45,8 @@ concept transport = backend<typename T::backend> &&
   const bool up = s.ranks == 2 ? r == 0 : (r + 1) % s.ranks == q; // q follows r
   const std::size_t lower = up ? r : q;
   const std::size_t group = s.ranks % 2 == 1 && lower + 1 == s.ranks ? 2 : lower % 2;
-  const bool backward = a.kind == action_kind::send_backward || a.kind == action_kind::recv_backward;
+  const bool backward =
+      a.kind == action_kind::send_backward || a.kind == action_kind::recv_backward;
   return 4 * group + (is_send(a.kind) == up ? 0u : 2u) + (backward ? 1u : 0u);
 }
 
@@ -94,7 +95,8 @@ class peer_transport {
   void split() {
     const int p = size(), r = rank();
     for (int group = 0; group < (p == 2 ? 1 : p % 2 == 1 ? 3 : 2); ++group) {
-      // The edge of this group that rank r is on, by its lower end; none: a communicator of its own.
+      // The edge of this group that rank r is on, by its lower end; none: a communicator of its
+      // own.
       int edge = p + r;
       for (const int lower : {r, (r + p - 1) % p}) {
         const int of = p % 2 == 1 && lower + 1 == p ? 2 : lower % 2;

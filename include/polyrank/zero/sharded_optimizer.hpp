@@ -28,7 +28,7 @@
 #pragma once
 
 #include <polyrank/backend/buffer.hpp>
-#include <polyrank/data_parallel/agree.hpp>
+#include <polyrank/backend/agree.hpp>
 #include <polyrank/data_parallel/parameter.hpp>
 #include <polyrank/zero/gather_values.hpp>
 #include <polyrank/zero/grad_shards.hpp>

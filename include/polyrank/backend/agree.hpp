@@ -1,4 +1,5 @@
-// Start-up agreement: do all ranks have the same list? If not, where is the first difference?
+// Start-up agreement: do all ranks have the same list? If not, where is the first difference? And:
+// what one rank finds wrong is everybody's error.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -6,6 +7,7 @@
 #include <polyrank/core/error.hpp>
 #include <polyrank/core/hash.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -56,6 +58,30 @@ void agree(Control& control, std::string_view what, std::string_view description
     const std::string difference = detail::first_difference(all[0], all[r], r);
     if (!difference.empty())
       throw on_every_rank(mismatch_error(detail::cat(what, ": ", difference)));
+  }
+}
+
+/// Runs `body` on every rank; a usage_error or data_error of one of them is thrown by all, after
+/// `what` and with the rank named where others are content. @collective
+template <control_channel Control, class Body>
+void together(Control& control, std::string_view what, Body body) {
+  std::string mine;
+  try {
+    body();
+  } catch (const data_error& e) {
+    mine = detail::cat('d', e.what());
+  } catch (const usage_error& e) {
+    mine = detail::cat('u', e.what());
+  }
+  const std::vector<std::string> all = control.all_gather(mine);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r].empty()) continue;
+    bool shared = true;
+    for (const std::string& e : all) shared = shared && e == all[r];
+    const std::string text =
+        detail::cat(what, ": ", shared ? "" : detail::cat("rank ", r, ": "), all[r].substr(1));
+    if (all[r][0] == 'd') throw on_every_rank(data_error(text));
+    throw on_every_rank(usage_error(text));
   }
 }
 
