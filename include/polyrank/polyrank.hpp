@@ -28,4 +28,5 @@
 #include <polyrank/optim/apply.hpp>
 #include <polyrank/optim/lion.hpp>
 #include <polyrank/optim/lr_schedule.hpp>
+#include <polyrank/optim/parameter_groups.hpp>
 #include <polyrank/optim/sgd.hpp>

@@ -11,6 +11,7 @@
 #include <polyrank/cuda/optimizer.hpp>
 #include <polyrank/optim/adamw.hpp>
 #include <polyrank/optim/apply.hpp>
+#include <polyrank/optim/parameter_groups.hpp>
 #include <polyrank/optim/sgd.hpp>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include <cstring>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 using namespace polyrank;
@@ -183,6 +185,38 @@ TEST_CASE("the optimizer kernel gives the host's bits, for every split into tens
   }
   CHECK(equals_host<adamw>({}, 0, 1));
   CHECK(equals_host<adamw>({0}, 0, 1));
+}
+
+TEST_CASE("a launch for each parameter group gives the host's bits") {
+  const std::vector<std::size_t> counts{3000, 5, 1024, 7};
+  parameter_groups<adamw> groups({"a", "a.bias", "b", "b.bias"}, {.lr = 1e-2, .weight_decay = 0.1});
+  groups.split("no decay", {.lr = 2e-2, .weight_decay = 0}, names_with{{"bias"}}).at(3, 0.5);
+  std::vector<std::vector<float>> p, g, m, v;
+  std::vector<buffer<float>> dp, dg, dm, dv;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    p.push_back(noise(counts[i], i));
+    g.push_back(noise(counts[i], 10 + i));
+    m.emplace_back(counts[i]);
+    v.emplace_back(counts[i]);
+    for (const auto& [from, to] : {std::pair{&p, &dp}, {&g, &dg}, {&m, &dm}, {&v, &dv}})
+      to->push_back(up((*from)[i]));
+  }
+  stream s;
+  for (const auto& group : groups.groups()) {
+    std::vector<cuda::optimizer<adamw>::range> ranges;
+    for (const std::size_t i : group.parameters)
+      ranges.push_back({.value = dp[i].data(),
+                        .gradient = dg[i].data(),
+                        .state = {dm[i].data(), dv[i].data()},
+                        .count = counts[i]});
+    cuda::optimizer<adamw>(ranges).step(group.numbers, {.factor = 0.5f}, s);
+    s.synchronize();
+  }
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    apply<adamw>(p[i], g[i], {m[i], v[i]}, groups[i], 0.5f);
+    CHECK(same_bits(down(dp[i]), p[i]));
+    CHECK(same_bits(down(dv[i]), v[i]));
+  }
 }
 
 TEST_CASE("bf16 gradients update fp32 masters and a bf16 copy; a skipped step changes nothing") {

@@ -6,6 +6,7 @@
 #include <polyrank/optim/adamw.hpp>
 #include <polyrank/optim/apply.hpp>
 #include <polyrank/optim/lion.hpp>
+#include <polyrank/optim/parameter_groups.hpp>
 #include <polyrank/optim/sgd.hpp>
 
 #include <bit>
@@ -261,4 +262,39 @@ TEST_CASE("lion: body and tail agree, a gradient of NaN is not swallowed", "[lio
   std::vector<float> params(40, 1.0f), grads(40, std::nanf("")), state(40);
   apply<lion>(params, grads, planes_of<lion>(std::span(state)), lion::at({}, 1));
   for (const float p : params) REQUIRE(std::isnan(p));
+}
+
+TEST_CASE("parameter groups: rate, decay and betas of their own, step by step", "[groups]") {
+  const std::vector<std::string> names{"wte", "h0.weight", "h0.bias", "norm.weight", "h1.weight"};
+  const adamw::options rest{.lr = 1e-2, .weight_decay = 0.1}, bare{.lr = 1e-2, .weight_decay = 0},
+      slow{.lr = 1e-3, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.3};
+  parameter_groups<adamw> groups(names, rest);
+  groups.split("no decay", bare, names_with{{"bias", "norm"}}).split("embedding", slow, [](auto n) {
+    return n == "wte";
+  });
+  REQUIRE(groups.groups()[0].parameters == std::vector<std::size_t>{1, 4});
+  REQUIRE(groups.groups()[1].parameters == std::vector<std::size_t>{2, 3});
+  const adamw::options* expected[] = {&slow, &rest, &bare, &bare, &rest};
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    std::vector<float> p = noise_vector(i, 37), g = noise_vector(9 + i, 37), state(2 * 37);
+    std::vector<float> q = p, other = state;
+    for (std::uint64_t step = 1; step <= 3; ++step) {
+      const double factor = 1.0 / static_cast<double>(step);
+      groups.at(step, factor);
+      apply<adamw>(p, g, planes_of<adamw>(state), groups[i], 0.5f);
+      apply<adamw>(q, g, planes_of<adamw>(other), adamw::at(*expected[i], step, factor), 0.5f);
+    }
+    REQUIRE((p == q && state == other));
+  }
+}
+
+TEST_CASE("parameter groups that take nothing, or a name twice, are refused", "[groups]") {
+  parameter_groups<lion> groups({"w", "bias"}, {});
+  REQUIRE_THROWS_WITH(groups.split("no decay", {}, names_with{{"beta"}}),
+                      "parameter_groups: group 'no decay' takes none of the 2 parameters that are "
+                      "left, such as 'w'");
+  groups.split("no decay", {}, names_with{{"bias"}});
+  REQUIRE_THROWS_WITH(groups.split("no decay", {}, names_with{{"w"}}),
+                      "parameter_groups: there is a group 'no decay' already");
+  REQUIRE_THROWS_WITH(groups[2], "parameter_groups: parameter 2 of 2");
 }
