@@ -46,18 +46,21 @@ int main(int argc, char** argv) {
     gemm(as::is, as::is, 1, 1, 1, &one, &one, &product); // sets one thread, once
     if (openblas_set_num_threads != nullptr) openblas_set_num_threads(static_cast<int>(threads));
     cpu_pool pool(threads);
-    std::vector<double> times;
+    std::vector<double> times, phases[3]; // of a step; forward and backward, waiting, update
     for (int step = -3; step < steps; ++step) {
       s.synchronize();
       comm.control().barrier(std::chrono::seconds(60));
       const auto start = std::chrono::steady_clock::now();
+      ops.mark(s, 0);
       sync.begin(0, 1);
       model.forward(s, weight, x.data(), rows);
       model.loss(s, labels.data(), &loss, rows);
       model.backward(
           s, weight, x.data(), rows, [&](std::size_t i) { return sync.grad(i); },
           [&](std::size_t i) { sync.ready(i, s); });
+      ops.mark(s, 1);
       sync.finish(s);
+      ops.mark(s, 2);
       const adamw::hyper hyper = adamw::at({}, static_cast<std::size_t>(step + 4), 1.0f);
       for (std::size_t i = 0; i < tensors.size(); ++i)
         s.enqueue([&, i, scale = sync.grad_scale()] {
@@ -71,16 +74,25 @@ int main(int argc, char** argv) {
                          hyper, scale);
           });
         });
+      ops.mark(s, 3);
       s.synchronize();
       const std::chrono::duration<double, std::milli> took =
           std::chrono::steady_clock::now() - start;
-      if (step >= 0) times.push_back(took.count());
+      if (step < 0) continue;
+      times.push_back(took.count());
+      for (std::size_t k = 0; k < 3; ++k) phases[k].push_back(ops.elapsed(k, k + 1));
     }
-    std::sort(times.begin(), times.end());
+    const auto median = [](std::vector<double> of) {
+      std::sort(of.begin(), of.end());
+      return of[of.size() / 2];
+    };
     if (world.rank() == 0)
-      std::printf("{\"bench\": \"ddp_step\", \"who\": \"polyrank\", \"ranks\": %d, \"parameters\": "
-                  "%zu, \"rows_per_rank\": %zu, \"threads\": %zu, \"median_ms\": %.2f}\n",
-                  world.size(), weights.size(), rows, threads, times[times.size() / 2]);
+      std::printf(
+          "{\"bench\": \"ddp_step\", \"who\": \"polyrank\", \"ranks\": %d, \"parameters\": %zu, "
+          "\"rows_per_rank\": %zu, \"threads\": %zu, \"median_ms\": %.2f, \"compute_ms\": %.2f, "
+          "\"waiting_ms\": %.2f, \"update_ms\": %.2f}\n",
+          world.size(), weights.size(), rows, threads, median(times), median(phases[0]),
+          median(phases[1]), median(phases[2]));
     return 0;
   });
 }

@@ -13,9 +13,11 @@ export OMP_NUM_THREADS=$threads PEER_THREADS=$threads GLOO_SOCKET_IFNAME=${GLOO_
 run=(mpirun --map-by :OVERSUBSCRIBE --bind-to none -n "$ranks" -x OMP_NUM_THREADS -x PEER_THREADS -x GLOO_SOCKET_IFNAME)
 lines=$(mktemp)
 trap 'rm -f "$lines"' EXIT
+peer=no
+if "$python" -c 'import torch' 2> /dev/null; then peer=yes; fi
 for _ in 1 2 3; do
   "${run[@]}" "$build/bin/ddp_step" 20 "$rows" "$threads" | tee -a "$lines"
-  if "$python" -c 'import torch' 2> /dev/null; then
+  if [[ $peer == yes ]]; then
     "${run[@]}" "$python" "$root/tests/bench/ddp_step.py" 20 "$rows" | tee -a "$lines"
   fi
 done
