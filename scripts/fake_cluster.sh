@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/fake_cluster.sh HOSTS RANKS_PER_HOST [--] COMMAND...
+# usage: scripts/fake_cluster.sh [--alone] HOSTS RANKS_PER_HOST [--] COMMAND...
 #
 # Runs COMMAND under mpirun on several hosts that are all this machine: each is a network namespace
 # with a host name (node1, node2, ...) and an address of its own, joined by a bridge in one more
@@ -8,6 +8,9 @@
 #
 #   scripts/fake_cluster.sh 2 2 -- build/bin/train_classifier --epochs 2
 #
+#   --alone       COMMAND is not run under mpirun but once, on node1, to call mpirun itself: for the
+#                 hosts 10.77.0.1, 10.77.0.2, ... over interface eth0. As over ssh, they get no
+#                 variables but those that mpirun is told to pass on
 #   --help        this text
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
@@ -68,13 +71,21 @@ remove_abandoned() {
 }
 
 # mpirun calls this script as its remote shell: fake_cluster.sh --enter PREFIX ADDRESS COMMAND...
-if [[ ${1:-} == --enter ]]; then
+# or --enter-bare, which leaves the environment behind.
+if [[ ${1:-} == --enter || ${1:-} == --enter-bare ]]; then
+  bare=()
+  [[ $1 == --enter ]] || bare=(env -i "PATH=$PATH" "HOME=${HOME:-/}")
   prefix=$2 address=$3
   shift 3
-  enter "${address##*.}" bash -c "$*"
+  enter "${address##*.}" "${bare[@]}" bash -c "$*"
 fi
 
 [[ ${1:-} != --help ]] || print_help "$0"
+alone=no how=--enter
+if [[ ${1:-} == --alone ]]; then
+  alone=yes how=--enter-bare
+  shift
+fi
 [[ $# -ge 3 ]] || usage_error "HOSTS, RANKS_PER_HOST and a command are needed"
 positive_number HOSTS "$1"
 positive_number RANKS_PER_HOST "$2"
@@ -94,13 +105,15 @@ make_cluster
 allow_root
 
 # Open MPI 4 reads the first names, 5 (PRRTE) the others.
-agent="$(realpath "$0") --enter $prefix"
+agent="$(realpath "$0") $how $prefix"
 export OMPI_MCA_plm_rsh_agent=$agent PRTE_MCA_plm_ssh_agent=$agent
 export OMPI_MCA_oob_tcp_if_include=eth0 PRTE_MCA_prte_if_include=eth0
 export OMPI_MCA_btl_tcp_if_include=eth0
 list=''
 for ((node = 1; node <= hosts; ++node)); do list+=${list:+,}$subnet.$node:$ranks; done
-(enter 1 mpirun "${mpirun_flags[@]}" --host "$list" -n $((hosts * ranks)) "$@") <&0 &
+launcher=(mpirun "${mpirun_flags[@]}" --host "$list" -n $((hosts * ranks)))
+[[ $alone == no ]] || launcher=()
+(enter 1 "${launcher[@]}" "$@") <&0 &
 mpirun=$!
 
 # mpirun hears the signals that we hear, ends its ranks and says how it went.

@@ -41,6 +41,7 @@ shift
 [[ -f $hostfile ]] || die "$hostfile: no such host file"
 
 hosts=()
+declare -A names=()  # by address
 slots_in_all=0
 number=0
 while IFS= read -r line || [[ -n $line ]]; do
@@ -54,10 +55,15 @@ while IFS= read -r line || [[ -n $line ]]; do
       die "$hostfile:$number: expected 'name slots=N', got '$line'"
     slots=${BASH_REMATCH[1]}
   fi
+  [[ $name != *:* ]] || die "$hostfile:$number: '$name' has a colon, which mpirun takes for slots; give the host a name"
   for other in "${hosts[@]}"; do
     [[ ${other%%:*} != "$name" ]] || die "$hostfile:$number: $name is listed twice; give it one line with all its slots"
   done
-  getent hosts "$name" >/dev/null || die "$hostfile:$number: unknown host '$name'"
+  address=$(getent ahosts "$name" | awk 'NR == 1 { print $1 }') || true
+  [[ -n $address ]] || die "$hostfile:$number: unknown host '$name'"
+  [[ -z ${names[$address]:-} ]] ||
+    die "$hostfile:$number: $name is ${names[$address]} under another name ($address); list a host once"
+  names[$address]=$name
   hosts+=("$name:$slots")
   slots_in_all=$((slots_in_all + slots))
 done <"$hostfile"
