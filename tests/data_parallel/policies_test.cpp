@@ -177,6 +177,61 @@ TEST_CASE("hierarchical sums over hosts of equal size, and refuses others", "[po
                     error);
 }
 
+TEST_CASE("two gradient types in one model: a grad_sync for each", "[dtypes]") {
+  // Layers alternate between fp32 and bf16 gradients; each rank finishes them in an order of its
+  // own, so each type has its own communicator.
+  std::atomic<int> bad{0};
+  for (const int n : {1, 3, 4})
+    run(n, [&](loop_comm& comm) {
+      loop_comm second = comm.split(0, comm.rank());
+      const std::vector<std::size_t> counts{65, 1, 0, 997};
+      std::vector<float> values(2048);
+      std::vector<parameter<float>> wide;
+      std::vector<parameter<bf16, float>> narrow; // fp32 values, bf16 gradients
+      for (std::size_t i = 0; i < counts.size(); ++i) {
+        wide.push_back({"w" + std::to_string(i), counts[i], values.data(), nullptr});
+        narrow.push_back({"n" + std::to_string(i), counts[i], values.data() + 1024, nullptr});
+      }
+      grad_sync in_fp32(comm, wide, all_reduce_sum{}, {.bucket_bytes = 300});
+      grad_sync in_bf16(second, narrow, all_reduce_sum{}, {.bucket_bytes = 300});
+      stream s;
+      for (int step = 0; step < 2; ++step) {
+        in_fp32.begin(0, 1);
+        in_bf16.begin(0, 1);
+        const auto produce = [&](auto& sync, std::size_t i, float factor) {
+          if (counts[i] == 0) return;
+          s.enqueue([g = sync.grad(i), count = counts[i], i, factor, r = comm.rank()] {
+            for (std::size_t k = 0; k < count; ++k)
+              g[k] = static_cast<std::remove_cvref_t<decltype(*g)>>(
+                  factor * tiny_integer(i, k, static_cast<std::size_t>(r)));
+          });
+          sync.ready(i, s);
+        };
+        for (std::size_t j = 0; j < counts.size(); ++j) {
+          const std::size_t i = (j + static_cast<std::size_t>(comm.rank())) % counts.size();
+          if (comm.rank() % 2 == 0) produce(in_bf16, i, 2);
+          produce(in_fp32, i, 1);
+          if (comm.rank() % 2 != 0) produce(in_bf16, i, 2);
+        }
+        in_fp32.finish(s);
+        in_bf16.finish(s);
+        s.synchronize();
+        const float scale = in_fp32.grad_scale();
+        for (std::size_t i = 0; i < counts.size(); ++i)
+          for (std::size_t k = 0; k < counts[i]; ++k) {
+            float sum = 0;
+            for (int r = 0; r < n; ++r) sum += tiny_integer(i, k, static_cast<std::size_t>(r));
+            if (in_fp32.grad(i)[k] != sum * scale) ++bad;
+            // The sum is exact in bf16; its product with the scale is rounded once.
+            if (static_cast<float>(in_bf16.grad(i)[k]) !=
+                static_cast<float>(static_cast<bf16>(2 * sum * scale)))
+              ++bad;
+          }
+      }
+    });
+  REQUIRE(bad == 0);
+}
+
 TEST_CASE("ranks with unequal numbers of batches: the mean is over those that have one", "[join]") {
   for (const gradients_hold leave : {gradients_hold::mean, gradients_hold::sum}) {
     std::atomic<int> bad{0};

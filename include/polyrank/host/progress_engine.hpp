@@ -184,6 +184,7 @@ class progress_engine {
         if (std::chrono::steady_clock::now() > deadline) t.expired_ = true;
       }
     } else {
+      check(); // after close() there is no thread to do it
       queue_.push([this, &t] { active_.push_back(&t); });
       if (!t.finished_.wait(timeout)) {
         t.expired_ = true;
@@ -214,6 +215,24 @@ class progress_engine {
   [[nodiscard]] const char* cause() const noexcept { return cause_.data(); }
   void check() const {
     if (aborted()) throw aborted_error(cause());
+  }
+
+  /// Stops while MPI still works, and fails every task, running or later, with
+  /// aborted_error{cause}; the peers are not told. For MPI that ends before the engine does.
+  void close(std::string_view cause) noexcept {
+    int expected = 0;
+    if (abort_state_.compare_exchange_strong(expected, 1)) {
+      set_cause(cause);
+      abort_state_.store(2, std::memory_order_release);
+    }
+    stop();
+    while (auto* item = queue_.pop()) item->run();
+    for (task* t : active_) {
+      step(*t);
+      t->finished_.raise();
+    }
+    active_.clear();
+    link::drop(heard_, true);
   }
 
   /// Ends the thread; bounded in time. Called by the destructor.

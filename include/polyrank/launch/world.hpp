@@ -8,7 +8,8 @@
 //
 // As a guest, `world::adopt(MPI_COMM_WORLD)` duplicates the caller's communicator and never
 // initialises, finalises or aborts MPI. If MPI was initialised below MPI_THREAD_MULTIPLE, all
-// communication runs on the calling thread.
+// communication runs on the calling thread. If the caller finalises MPI first, the world stops with
+// it: later operations throw aborted_error, and its destructor leaves MPI alone.
 //
 // If a world goes away while an exception unwinds, its peers get an abort notice from the engine
 // thread; nothing here waits for MPI. A world that owns MPI then ends the job: it leaves the
@@ -148,6 +149,8 @@ class world {
     }
 
     MPI_Comm comm = MPI_COMM_NULL;
+    int farewell = MPI_KEYVAL_INVALID; // attribute of MPI_COMM_SELF; MPI_Finalize deletes it first
+    bool finalised = false;
     bool owns = false;
     int exceptions = 0; // in flight when the world was made
     int local_rank = 0, local_size = 1, hosts = 1;
@@ -200,11 +203,23 @@ class world {
     using mode = host::progress_engine::mode;
     s->engine = std::make_unique<host::progress_engine>(
         s->comm, level == MPI_THREAD_MULTIPLE ? mode::threaded : mode::inline_, o.max_message);
+    // The engine must not call MPI once MPI_Finalize has begun.
+    check_mpi(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, say_farewell, &s->farewell, nullptr),
+              "MPI_Comm_create_keyval");
+    check_mpi(MPI_Comm_set_attr(MPI_COMM_SELF, s->farewell, s.get()), "MPI_Comm_set_attr");
     state_ = std::move(s);
+  }
+
+  static int say_farewell(MPI_Comm, int, void* of, void*) noexcept {
+    auto& s = *static_cast<state*>(of);
+    if (std::exchange(s.finalised, true)) return MPI_SUCCESS; // end() is at it
+    s.engine->close("MPI_Finalize was called while this world was alive; destroy the world first");
+    return MPI_SUCCESS;
   }
 
   void end() noexcept {
     state& s = *state_;
+    if (s.finalised) return; // MPI and the engine have ended
     const bool unwinding = std::uncaught_exceptions() > s.exceptions;
     // In inline mode the engine would have to talk to MPI on this thread, which may never return.
     const bool threaded = s.engine->running_mode() == host::progress_engine::mode::threaded;
@@ -219,6 +234,9 @@ class world {
       static_cast<void>(state_.release()); // its MPI handles may still be in use by the peers
       return;
     }
+    s.finalised = true;
+    MPI_Comm_delete_attr(MPI_COMM_SELF, s.farewell);
+    MPI_Comm_free_keyval(&s.farewell);
     MPI_Comm_free(&s.comm);
     if (s.owns) MPI_Finalize();
   }
