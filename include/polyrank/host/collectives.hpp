@@ -62,8 +62,8 @@ class ring final : public task {
   }
 
   bool advance() override {
-    for (bool moved = true; moved;) {
-      moved = false;
+    for (bool again = true; again;) {
+      again = false;
       // Receive q is posted once send q - lanes is complete: its scratch slot is free then, and
       // what it overwrites in `out` has left.
       while (receives_posted_ < messages_ && receives_posted_ < receives_done_ + lanes_ &&
@@ -73,7 +73,7 @@ class ring final : public task {
           slot(receives_, receives_posted_) =
               over().receive(previous(), landing(receives_posted_, p), p.count * width_);
         ++receives_posted_;
-        moved = true;
+        again = true;
       }
       // Send q forwards what receive q - lanes brought, or starts the round.
       while (sends_posted_ < messages_ && sends_posted_ < sends_done_ + lanes_ &&
@@ -83,17 +83,18 @@ class ring final : public task {
           slot(sends_, sends_posted_) =
               over().send(next(), source(sends_posted_, p), p.count * width_);
         ++sends_posted_;
-        moved = true;
+        again = true;
       }
       if (receives_done_ < receives_posted_ && link::test(slot(receives_, receives_done_))) {
         land(receives_done_);
         ++receives_done_;
-        moved = true;
+        again = true;
       }
       if (sends_done_ < sends_posted_ && link::test(slot(sends_, sends_done_))) {
         ++sends_done_;
-        moved = true;
+        again = true;
       }
+      if (again) moved();
     }
     return sends_done_ == messages_ && receives_done_ == messages_;
   }
@@ -239,6 +240,7 @@ class doubling final : public task {
       }
       posted_ = false;
       ++at_;
+      moved();
     }
     return true;
   }
@@ -291,7 +293,8 @@ class tree final : public task {
           over().receive(place_.parent, at(posted_), size(posted_));
       ++posted_;
     }
-    while (arrived_ < posted_ && link::test(receives_[arrived_ % receives_.size()])) ++arrived_;
+    for (; arrived_ < posted_ && link::test(receives_[arrived_ % receives_.size()]); ++arrived_)
+      moved();
     while (forwarded_ < arrived_ && sends_.size() < 4 * place_.children.size() + 1) {
       for (const int child : place_.children)
         sends_.push_back(over().send(child, at(forwarded_), size(forwarded_)));
@@ -334,7 +337,7 @@ class batch final : public task {
       requests_.push_back(p.sends ? over().send(p.peer, p.data, p.bytes)
                                   : over().receive(p.peer, p.data, p.bytes));
     }
-    while (done_ < requests_.size() && link::test(requests_[done_])) ++done_;
+    for (; done_ < requests_.size() && link::test(requests_[done_]); ++done_) moved();
     return done_ == parts_.size();
   }
   void cancel() noexcept override {

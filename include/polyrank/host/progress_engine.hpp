@@ -110,10 +110,13 @@ class task {
 
  protected:
   [[nodiscard]] const link& over() const noexcept { return over_; }
+  /// advance() says that something has happened, so that the engine stays awake.
+  void moved() noexcept { moved_ = true; }
 
  private:
   friend class progress_engine;
   const link& over_;
+  bool moved_ = false;
   detail::flag finished_;
   std::atomic<bool> expired_{false};
   std::exception_ptr failure_;
@@ -180,6 +183,7 @@ class progress_engine {
       backoff pause;
       while (!step(t)) {
         hear();
+        if (std::exchange(t.moved_, false)) pause.reset();
         pause.wait();
         if (std::chrono::steady_clock::now() > deadline) t.expired_ = true;
       }
@@ -289,12 +293,13 @@ class progress_engine {
         continue;
       }
       for (std::size_t i = 0; i < active_.size();) {
-        if (step(*active_[i])) {
-          task* done = active_[i];
+        task* t = active_[i];
+        if (step(*t)) {
           active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
-          done->finished_.raise(); // `done` may be gone from here on
+          t->finished_.raise(); // `t` may be gone from here on
           moved = true;
         } else {
+          moved = std::exchange(t->moved_, false) || moved;
           ++i;
         }
       }
