@@ -6,6 +6,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <polyrank/cuda/ops.cuh>
 #include <polyrank/cuda/optimizer.cuh>
 #include <polyrank/optim/stochastic_rounding.hpp>
 #include <polyrank/zero/cuda_ops.hpp>
@@ -215,6 +216,8 @@ void launch_zero_update(const zero_batch<V, O::state_count>& batch, const step_n
 
 // What does not depend on the optimizer. Once in a program.
 #define POLYRANK_INSTANTIATE_CUDA_ZERO()                                                           \
+  template void polyrank::cuda::detail::launch_fill<double>(double*, std::size_t, double,          \
+                                                            cudaStream_t);                         \
   template void polyrank::cuda::detail::launch_block_squares<float>(const float*, std::size_t,     \
                                                                     double*, cudaStream_t);        \
   POLYRANK_INSTANTIATE_CUDA_ZERO_COUNT(float);                                                     \
