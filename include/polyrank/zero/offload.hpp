@@ -36,11 +36,11 @@ class host_state {
   /// In which gradients come down: bf16 sums are rounded to bf16; fp16 sums may be out of range.
   using transfer = std::conditional_t<std::is_same_v<G, bf16>, bf16, float>;
 
-  /// `memory` is the host's (null: slabs of our own), `device` the backend's; `make_stream` is
-  /// called for the three streams.
+  /// `memory` is the host's (null: slabs of our own), `backend_memory` the backend's; `make_stream`
+  /// is called for the three streams.
   template <class MakeStream>
   host_state(const shard_layout& l, const zero_memory& m, int rank, std::size_t threads,
-             std::pmr::memory_resource* memory, std::pmr::memory_resource& device,
+             std::pmr::memory_resource* memory, std::pmr::memory_resource& backend_memory,
              MakeStream make_stream)
       : pool_(threads), slabs_(zero_ops<Backend>::transfers(), &pool_),
         masters_(m.host_masters, memory != nullptr ? *memory : slabs_),
@@ -48,7 +48,7 @@ class host_state {
         gradients_(m.host_gradients, memory != nullptr ? *memory : slabs_),
         values_(m.host_values, memory != nullptr ? *memory : slabs_),
         record_(m.host_masters == 0 ? 0 : 1, memory != nullptr ? *memory : slabs_),
-        rounded_(m.rounded, device), buckets_(l.buckets().size()), down_(make_stream()),
+        rounded_(m.rounded, backend_memory), buckets_(l.buckets().size()), down_(make_stream()),
         cpu_(make_stream()), up_(make_stream()) {
     const state_planes<O> planes = planes_of<O>(state_.span());
     for (std::size_t b = 0; b < buckets_.size(); ++b) {

@@ -25,10 +25,10 @@ namespace polyrank {
 struct update_control {
   const step_record* record = nullptr; ///< in memory that the update can read
   clip_policy policy = clip_policy::exact;
-  grad_scale_terms terms;
+  grad_scale_terms terms{};
   std::uint64_t step = 1; ///< counted by the host; used where nothing is ever skipped
   double rate = 1;        ///< of the learning-rate schedule
-  std::optional<std::uint64_t> stochastic_seed;
+  std::optional<std::uint64_t> stochastic_seed{};
 };
 
 /// The numbers of one step for optimizer O.
