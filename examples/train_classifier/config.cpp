@@ -109,7 +109,7 @@ std::variant<config, int> parse_config(int argc, char** argv) {
   app.add_option("--backend", c.backend, "auto, host or cuda; default auto")
       ->type_name("NAME")
       ->check(CLI::IsMember({"auto", "host", "cuda"}).description(""));
-  app.add_option("--precision", c.precision, "Of GPU products: fp32, bf16, fp16; default fp32")
+  app.add_option("--precision", c.precision, "fp32, bf16, fp16 (see the guide to ZeRO); default fp32")
       ->type_name("P")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""));
   app.add_option("--trace", c.trace, "Write a Chrome trace of GPU steps to FILE")

@@ -8,6 +8,15 @@
 
 POLYRANK_INSTANTIATE_CUDA_OPS();
 POLYRANK_INSTANTIATE_CUDA_OPTIMIZER(polyrank::adamw, float);
+POLYRANK_INSTANTIATE_CUDA_ZERO();
+POLYRANK_INSTANTIATE_CUDA_ZERO_NUMBERS(polyrank::adamw);
+POLYRANK_INSTANTIATE_CUDA_ZERO_NUMBERS(polyrank::lion);
+POLYRANK_INSTANTIATE_CUDA_ZERO_NUMBERS(polyrank::sgd);
+POLYRANK_INSTANTIATE_CUDA_ZERO_UPDATE(polyrank::adamw, float);
+POLYRANK_INSTANTIATE_CUDA_ZERO_UPDATE(polyrank::adamw, polyrank::bf16);
+POLYRANK_INSTANTIATE_CUDA_ZERO_UPDATE(polyrank::adamw, polyrank::fp16);
+POLYRANK_INSTANTIATE_CUDA_ZERO_UPDATE(polyrank::lion, float);
+POLYRANK_INSTANTIATE_CUDA_ZERO_UPDATE(polyrank::sgd, float);
 
 namespace polyrank::examples::cuda_kernels {
 namespace {
@@ -108,6 +117,12 @@ __global__ void shorten_kernel(const float* in, T* out, std::size_t count, float
   if (i < count) out[i] = cuda::detail::from_float<T>(in[i] * factor);
 }
 
+template <class T>
+__global__ void narrow_kernel(const float* in, T* out, std::size_t count, const float* factor) {
+  const std::size_t i = index();
+  if (i < count) out[i] = cuda::detail::from_float<T>(in[i] * *factor);
+}
+
 void launched() { cuda::check(cudaGetLastError(), "kernel launch"); }
 
 } // namespace
@@ -149,5 +164,12 @@ void shorten(cuda::stream& s, const float* in, T* out, std::size_t count, float 
 }
 template void shorten<bf16>(cuda::stream&, const float*, bf16*, std::size_t, float);
 template void shorten<fp16>(cuda::stream&, const float*, fp16*, std::size_t, float);
+template <class T>
+void narrow(cuda::stream& s, const float* in, T* out, std::size_t count, const float* factor) {
+  narrow_kernel<T><<<blocks_for(count, threads), threads, 0, s.native()>>>(in, out, count, factor);
+  launched();
+}
+template void narrow<bf16>(cuda::stream&, const float*, bf16*, std::size_t, const float*);
+template void narrow<fp16>(cuda::stream&, const float*, fp16*, std::size_t, const float*);
 
 } // namespace polyrank::examples::cuda_kernels

@@ -28,5 +28,8 @@ void classify(cuda::stream& s, const float* logits, float* best, float* confiden
 /// out = T(in * factor), for the matrix units
 template <class T>
 void shorten(cuda::stream& s, const float* in, T* out, std::size_t count, float factor);
+/// The same with a factor in device memory
+template <class T>
+void narrow(cuda::stream& s, const float* in, T* out, std::size_t count, const float* factor);
 
 } // namespace polyrank::examples::cuda_kernels

@@ -99,6 +99,11 @@ class cuda_ops {
     cuda::optimizer<O>({r}).step(hyper, {.factor = grad_scale}, s);
   }
 
+  template <element T>
+  void narrow(stream& s, const float* in, T* out, std::size_t count, const float* factor) {
+    cuda_kernels::narrow(s, in, out, count, factor);
+  }
+
   /// Device memory with the elements of `from`, for the work that `s` gets before the second next
   /// call with this type. `space` is not needed: the ring has memory of its own.
   template <class T>

@@ -77,6 +77,14 @@ class host_ops {
     s.enqueue([=] { apply<O>(params, grads, state, hyper, grad_scale); });
   }
 
+  /// out = in * *factor, rounded to T; `factor` is read when the work runs.
+  template <element T>
+  void narrow(stream& s, const float* in, T* out, std::size_t count, const float* factor) {
+    s.enqueue([=] {
+      for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<T>(in[i] * *factor);
+    });
+  }
+
   /// Where kernels may read `from`: here the same memory. `space` is device memory of equal size.
   template <class T>
   const T* stage(stream&, std::span<const T> from, std::span<T> /*space*/) {

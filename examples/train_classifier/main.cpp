@@ -131,10 +131,16 @@ int body(launch::world& world, config c, launch::save_request* stop) {
   if (c.backend == "cuda" && !on_cuda)
     throw on_every_rank(
         error(detail::cat("--backend cuda: ", no_cuda, "; --backend host trains on the CPU")));
-  if (!on_cuda && (c.precision != "fp32" || !c.trace.empty()))
+  if (!on_cuda && ((c.precision != "fp32" && !c.sharded()) || !c.trace.empty()))
     throw on_every_rank(usage_error(
         detail::cat(c.trace.empty() ? detail::cat("--precision ", c.precision) : "--trace",
-                    " needs the CUDA backend, but this is the host backend: ", no_cuda)));
+                    " needs the CUDA backend", c.trace.empty() ? " (or --zero 0, 1 or 2)" : "",
+                    ", but this is the host backend: ", no_cuda)));
+  if (c.sharded() && c.precision != "fp32" && c.optimizer != "adamw")
+    throw on_every_rank(
+        usage_error(detail::cat("--precision ", c.precision, " with --optimizer ", c.optimizer,
+                                ": 16-bit weights are trained with "
+                                "adamw here; take it, or --precision fp32")));
   const step_plan plan = plan_steps(c, static_cast<std::size_t>(world.size()), data.train.count());
   const std::size_t workers =
       c.workers.value_or(default_workers(static_cast<std::size_t>(launch::usable_cpus()),
@@ -148,7 +154,7 @@ int body(launch::world& world, config c, launch::save_request* stop) {
                                 gpu->precision() != c.precision ? ": this card has no bf16" : "")
                   : detail::cat("host (", gemm_library(), "): ", no_cuda));
 
-  if (talks && c.sharded() && !on_cuda) say_memory(c, data, static_cast<std::size_t>(world.size()));
+  if (talks && c.sharded()) say_memory(c, data, static_cast<std::size_t>(world.size()));
   progress line({.total = plan.steps, .enabled = talks});
   host_ops ops;
   train_options options{.workers = workers, .line = speaks ? &line : nullptr};

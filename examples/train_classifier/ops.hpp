@@ -22,7 +22,7 @@ concept classifier_ops =
              std::size_t n, std::span<float> device, std::span<const float> values,
              std::span<const std::uint8_t> bytes, std::span<std::uint8_t> device_bytes,
              std::vector<float>& host, state_planes<adamw> state, const adamw::hyper& hyper,
-             float scale) {
+             float scale, bf16* shorts) {
       // layers: rows, inputs, outputs last
       ops.linear(s, in, in, in, out, n, n, n);          // y = x wT + b
       ops.linear_grad_weights(s, in, in, out, n, n, n); // dw = dyT x
@@ -33,6 +33,7 @@ concept classifier_ops =
       ops.softmax_cross_entropy(s, in, labels, out, out, n, n); // d_logits, loss
       ops.classify(s, in, out, out, n, n);                      // best class, its probability
       ops.template update<adamw>(s, device, values, state, hyper, scale);
+      ops.narrow(s, in, shorts, n, in); // rounded, times *factor
       // between host and device
       { O::stages } -> std::convertible_to<bool>; // stage() copies into the space it is given
       { ops.stage(s, values, device) } -> std::same_as<const float*>;

@@ -10,6 +10,7 @@
 
 #include "train_classifier/config.hpp"
 #include "train_classifier/mlp.hpp"
+#include "train_classifier/narrow.hpp"
 #include "train_classifier/ops.hpp"
 #include "train_classifier/step_plan.hpp"
 
@@ -27,6 +28,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -154,10 +156,13 @@ class replicated {
   grad_sync<Comm, float, float, Policy> sync_;
 };
 
-template <communicator Comm, classifier_ops Ops, elementwise_optimizer O, class Residency>
+/// V is the type of weights and gradients; the network computes in fp32 (narrow.hpp).
+template <communicator Comm, classifier_ops Ops, elementwise_optimizer O, class Residency,
+          element V = float>
 class sharded {
  public:
   static constexpr std::size_t plane_count = O::state_count;
+  static constexpr bool narrow = !std::same_as<V, float>;
   using backend = typename Ops::backend;
   using stream = typename backend::stream;
 
@@ -165,21 +170,39 @@ class sharded {
           const std::vector<float>& initial, stream& s, Residency home)
       : ops_(ops), tensors_(tensors), stream_(s),
         opt_(comm, parameters_of(tensors), options_of(c), sharding_of(c), home) {
+    if constexpr (narrow) copies_.emplace(ops, tensors);
     start_from(initial);
   }
 
-  [[nodiscard]] float* weight(std::size_t i, stream& s) const {
-    opt_.wait_param(i, s);
-    return opt_.value(i);
+  [[nodiscard]] float* weight(std::size_t i, stream& s) {
+    if constexpr (narrow) {
+      return copies_->weight(i, opt_, s);
+    } else {
+      opt_.wait_param(i, s);
+      return opt_.value(i);
+    }
   }
-  [[nodiscard]] float* grad(std::size_t i, stream& s) { return opt_.grad(i, s); }
+  [[nodiscard]] float* grad(std::size_t i, stream& s) {
+    if constexpr (narrow)
+      return copies_->grad(i);
+    else
+      return opt_.grad(i, s);
+  }
   void begin(std::size_t micro, std::size_t n_micro, double rate) {
     opt_.set_rate(rate);
     opt_.begin(micro, n_micro);
   }
-  void ready(std::size_t i, stream& s) { opt_.ready(i, s); }
+  void ready(std::size_t i, stream& s) {
+    if constexpr (narrow)
+      copies_->leave(i, opt_, s);
+    else
+      opt_.ready(i, s);
+  }
   void finish(stream& s) { opt_.finish(s); }
-  void update(std::size_t, double, stream& s) { opt_.step(s); }
+  void update(std::size_t, double, stream& s) {
+    opt_.step(s);
+    if constexpr (narrow) copies_->stale();
+  }
   void verify(stream& s) {
     opt_.wait_all(s);
     verify_replicas(opt_.communicator(), std::span(opt_.parameters()), s);
@@ -196,15 +219,16 @@ class sharded {
       append_fragment(from, tensors, {i, 0, tensors[i].count()}, weights_);
     state_.clear(); // of this rank
     for (const piece& p : pieces(true))
-      if (p.where.tensor >= tensors_.size()) append_fragment(from, tensors, p.where, state_);
+      if (narrow || p.where.tensor >= tensors_.size())
+        append_fragment(from, tensors, p.where, state_);
   }
   /// Updates made in `step` steps: a step whose gradients were not finite made none.
   [[nodiscard]] std::uint64_t updates(std::uint64_t /*step*/) { return opt_.record().applied; }
   void loaded(std::uint64_t step, std::uint64_t updates) {
     start_from(weights_);
     std::span<const float> left(state_);
-    for (const piece& p : pieces(true))
-      if (p.where.tensor >= tensors_.size()) {
+    for (const piece& p : pieces(true)) // masters too, where weights are their roundings
+      if (narrow || p.where.tensor >= tensors_.size()) {
         ops_.write(stream_, left.first(p.data.size()), p.data);
         left = left.subspan(p.data.size());
       }
@@ -259,15 +283,21 @@ class sharded {
   }
 
   void start_from(const std::vector<float>& values) {
+    std::vector<V> rounded;
+    if constexpr (narrow) {
+      for (const float x : values) rounded.push_back(static_cast<V>(x));
+      copies_->stale();
+    } else {
+      rounded = values;
+    }
     for (std::size_t i = 0; i < tensors_.size(); ++i)
-      ops_.write(stream_, std::span(values).subspan(tensors_[i].offset, tensors_[i].count()),
-                 std::span<float>(opt_.value(i), tensors_[i].count()));
-    opt_.load_values(stream_);
+      backend::template copy<V>(std::span(rounded).subspan(tensors_[i].offset, tensors_[i].count()),
+                                std::span<V>(opt_.value(i), tensors_[i].count()), stream_);
+    opt_.load_values(stream_); // waits
   }
 
-  [[nodiscard]] static std::vector<parameter<float>>
-  parameters_of(const std::vector<tensor>& tensors) {
-    std::vector<parameter<float>> all;
+  [[nodiscard]] static std::vector<parameter<V>> parameters_of(const std::vector<tensor>& tensors) {
+    std::vector<parameter<V>> all;
     for (const tensor& t : tensors)
       all.push_back({.name = t.name, .count = t.count(), .value = nullptr, .gradient = nullptr});
     return all;
@@ -285,13 +315,15 @@ class sharded {
     return {.stage = c.zero.value_or(0),
             .microbatches = c.accumulate,
             .blocks = c.deterministic ? c.blocks : 0,
-            .max_norm = static_cast<float>(c.clip)};
+            .max_norm = static_cast<float>(c.clip),
+            .scaler = {.enabled = std::same_as<V, fp16>}};
   }
 
   Ops& ops_;
   const std::vector<tensor>& tensors_;
   stream& stream_;
-  sharded_optimizer<O, Comm, float, float, Residency> opt_;
+  sharded_optimizer<O, Comm, V, V, Residency> opt_;
+  std::optional<narrow_copies<Ops, V>> copies_;
   std::vector<piece> saved_;
   std::vector<float> weights_, state_; // in host memory
 };

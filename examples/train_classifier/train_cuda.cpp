@@ -6,6 +6,7 @@
 #include "train_classifier/cuda_ops.hpp"
 
 #include <polyrank/cuda/communicator.hpp>
+#include <polyrank/zero/cuda_ops.hpp>
 
 #include <chrono>
 
@@ -62,8 +63,11 @@ std::string cuda_training::precision() const {
 
 std::uint64_t cuda_training::wire_bytes() const { return state_->comm.bytes_sent(); }
 
-training_result cuda_training::run(const config& c, const dataset& data, const train_options& o) {
+training_result cuda_training::run(const config& asked, const dataset& data,
+                                   const train_options& o) {
   cuda::communicator& comm = state_->comm;
+  config c = asked;
+  c.precision = precision(); // what the cards have
   if (c.trace.empty()) {
     cuda_ops ops(state_->asked);
     return train(comm, ops, c, data, o);

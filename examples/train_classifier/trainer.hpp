@@ -400,15 +400,15 @@ class trainer {
 };
 
 /// With sharded_optimizer.
-template <elementwise_optimizer O, communicator Comm, classifier_ops Ops>
+template <elementwise_optimizer O, element V, communicator Comm, classifier_ops Ops>
 [[nodiscard]] training_result train_sharded(Comm& comm, Ops& ops, const config& c,
                                             const dataset& data, const train_options& options) {
   if (c.offload == "host")
-    return trainer<Comm, Ops, sharded<Comm, Ops, O, on_host>>(comm, ops, c, data, options,
-                                                              on_host{.fraction = c.fraction})
+    return trainer<Comm, Ops, sharded<Comm, Ops, O, on_host, V>>(comm, ops, c, data, options,
+                                                                 on_host{.fraction = c.fraction})
         .run();
-  return trainer<Comm, Ops, sharded<Comm, Ops, O, on_device>>(comm, ops, c, data, options,
-                                                              on_device{})
+  return trainer<Comm, Ops, sharded<Comm, Ops, O, on_device, V>>(comm, ops, c, data, options,
+                                                                 on_device{})
       .run();
 }
 
@@ -419,14 +419,11 @@ template <communicator Comm, classifier_ops Ops>
 [[nodiscard]] training_result train(Comm& comm, Ops& ops, const config& c, const dataset& data,
                                     const train_options& options = {}) {
   if (c.sharded()) {
-    if constexpr (has_zero_ops<typename Ops::backend>)
-      return c.optimizer == "sgd"    ? train_sharded<sgd>(comm, ops, c, data, options)
-             : c.optimizer == "lion" ? train_sharded<lion>(comm, ops, c, data, options)
-                                     : train_sharded<adamw>(comm, ops, c, data, options);
-    else
-      throw on_every_rank(usage_error(
-          "--zero, --offload, --accumulate, --clip and --optimizer work on the host backend only; "
-          "add --backend host"));
+    if (c.precision == "bf16") return train_sharded<adamw, bf16>(comm, ops, c, data, options);
+    if (c.precision == "fp16") return train_sharded<adamw, fp16>(comm, ops, c, data, options);
+    if (c.optimizer == "sgd") return train_sharded<sgd, float>(comm, ops, c, data, options);
+    if (c.optimizer == "lion") return train_sharded<lion, float>(comm, ops, c, data, options);
+    return train_sharded<adamw, float>(comm, ops, c, data, options);
   }
   if (c.deterministic)
     return trainer<Comm, Ops, replicated<Comm, Ops, deterministic>>(
