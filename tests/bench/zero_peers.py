@@ -39,10 +39,15 @@ def main() -> int:
     os.environ.setdefault("MASTER_PORT", "29555")
     torch.distributed.init_process_group("nccl", rank=0, world_size=1)
     width = math.isqrt(options.parameters // 40)
-    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(40)))
+    with torch.device("meta"):
+        model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(40)))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     for layer in [*model, model]:
         fully_shard(layer, offload_policy=CPUOffloadPolicy(pin_memory=True), mp_policy=policy)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.fill_(0.5 / width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     count = sum(p.numel() for p in model.parameters())
     batch = torch.full((8, width), 0.01, device="cuda", dtype=torch.bfloat16)
