@@ -88,6 +88,9 @@ for n in 1 2 4; do
     --digest --steps 60
 done
 step "digest of training, N = 1, 2, 4" same_digest training "$logs"/digest{1,2,4}
+step "snapshots of device memory" "$build/tests/checkpoint.cuda"
+step "checkpoints between host and CUDA" "$root/tests/checkpoint/backends_test.sh" "$build/bin/train_classifier" \
+  "$root/examples/data" "$logs" "$root/scripts"
 for p in fp32 bf16 fp16; do
   step "train_classifier, $p" "$root/scripts/gpu_ranks.sh" 1 "${train[@]}" --backend cuda \
     --precision "$p" --workers 6 --json "$logs/$p.json"
@@ -130,6 +133,7 @@ if [[ $quick == no ]]; then
     done
   fi
   step "bench: kernels" "$build/bin/cuda_kernels_bench"
+  step "bench: checkpoint" "$build/bin/cuda_checkpoint_bench"
   step "bench: grad_sync, 1 rank" "$root/scripts/gpu_ranks.sh" 1 "$build/bin/cuda_sync_bench"
   if python3 -c 'import torch' 2>/dev/null; then
     step "bench: PyTorch kernels" python3 "$root/tests/bench/cuda_peers.py" kernels

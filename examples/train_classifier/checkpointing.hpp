@@ -1,11 +1,12 @@
 // The checkpoints of one run: resumes from the last one, saves while training goes on, says how it
 // went. `Parallel` (parallel.hpp) hands out and takes in fragments of the state.
 //
-//     checkpointing<Control, Parallel> saves(control, config, pictures, tensors, parallel, say);
+//     checkpointing<Control, Parallel> saves(control, config, pictures, tensors, parallel, how, say);
 //     const auto from = saves.resume();                // step and loss, or nothing
 //     for (...) {
 //       saves.poll();
-//       if (saves.due(step)) saves.save(step, loss);
+//       if (saves.due(step)) saves.save(step, loss, stream);
+//       ... saves.hold(stream) before the next update ...
 //     }
 //     saves.finish();
 //
@@ -18,11 +19,15 @@
 
 #include <polyrank/checkpoint/posix_files.hpp>
 #include <polyrank/checkpoint/saver.hpp>
+#include <polyrank/checkpoint/snapshot.hpp>
+#include <polyrank/hang/ring.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <memory_resource>
 #include <optional>
 #include <string>
 #include <utility>
@@ -33,9 +38,14 @@ namespace polyrank::examples {
 template <class Control, class Parallel>
 class checkpointing {
  public:
+  using stream = typename Parallel::stream;
   /// `say(line, is_a_problem)` tells a person.
   using listener = std::function<void(const std::string& line, bool problem)>;
 
+  struct options {
+    std::pmr::memory_resource* memory = nullptr; ///< of the copy: pinned, where there is a device
+    hang::ring* ring = nullptr;                  ///< hang diagnosis hears of waits for the disk
+  };
   struct start_point {
     std::uint64_t step = 0;
     float loss = 0; ///< of that step
@@ -44,15 +54,21 @@ class checkpointing {
   /// @collective
   /// @throws data_error, on every rank, if the directory cannot be used
   checkpointing(Control& control, const config& c, std::size_t pictures,
-                const std::vector<tensor>& weights, Parallel& parallel, listener say)
-      : control_(control), config_(c), pictures_(pictures), parallel_(parallel),
+                const std::vector<tensor>& weights, Parallel& parallel, options o, listener say)
+      : control_(control), config_(c), pictures_(pictures), parallel_(parallel), options_(o),
         say_(std::move(say)), tensors_(state_tensors(weights, Parallel::plane_count)),
-        saver_(control, files_, {.directory = c.checkpoint, .keep = c.keep}) {}
+        saver_(control, files_,
+               {.directory = c.checkpoint, .keep = c.keep, .memory = o.memory, .ring = o.ring}) {
+    checkpoint::together(control,
+                         [&] { saver_.reserve(tensors_, parallel_.fragments(tensors_)); });
+  }
 
   /// Fills the state from the newest checkpoint; nothing if there is none. @collective
   /// @throws usage_error without --resume if there is one, or if it was made with other flags;
   /// mismatch_error for another model, data_error for a damaged one; each on every rank
   [[nodiscard]] std::optional<start_point> resume() {
+    std::optional<hang::ring::pause_scope> pause;
+    if (options_.ring != nullptr) pause.emplace(*options_.ring, "checkpoint", std::chrono::hours(1));
     const auto latest = checkpoint::agree_on_latest(control_, files_, config_.checkpoint);
     if (!latest) {
       if (config_.resume)
@@ -97,17 +113,23 @@ class checkpointing {
   /// Looks whether a save has ended. @collective
   void poll() { report(saver_.poll()); }
 
-  /// Starts to save the state after `step` steps; the state must be at rest. @collective
-  void save(std::uint64_t step, float loss) {
+  /// Starts to save the state after `step` steps, whose work is on `s`. @collective
+  void save(std::uint64_t step, float loss, stream& s) {
     if (last_ == step) return; // it is saved, or being saved
     report(saver_.wait());
-    saver_.save(step, make_notes(config_, pictures_, loss, parallel_.updates(step)), tensors_,
-                parallel_.fragments(tensors_),
-                [this](const checkpoint::fragment& f, std::span<std::byte> out) {
-                  parallel_.copy_out(f, out);
-                });
+    const std::vector<checkpoint::fragment> mine = parallel_.fragments(tensors_);
+    copies_.begin(s);
+    saver_.save(
+        step, make_notes(config_, pictures_, loss, parallel_.updates(step)), tensors_, mine,
+        [this](const checkpoint::fragment& f, std::span<std::byte> out) {
+          copies_.template take<float>(parallel_.at(f), out);
+        },
+        &copies_);
+    if constexpr (Parallel::updates_early) copies_.synchronize();
     last_ = step;
   }
+  /// Later work of `s` may change the state.
+  void hold(stream& s) const { copies_.hold(s); }
 
   /// Waits for the save that is under way; says why the newest one failed, or nothing. @collective
   [[nodiscard]] std::string finish() {
@@ -139,9 +161,11 @@ class checkpointing {
   const config& config_;
   std::size_t pictures_;
   Parallel& parallel_;
+  options options_;
   listener say_;
   std::vector<checkpoint::tensor_info> tensors_;
   checkpoint::posix_files files_;
+  checkpoint::snapshot<typename Parallel::backend> copies_;
   checkpoint::saver<Control> saver_;
   std::optional<std::uint64_t> last_;
   std::optional<std::string> failed_;

@@ -140,6 +140,8 @@ class cuda_ops {
     s.synchronize();
   }
 
+  [[nodiscard]] static std::pmr::memory_resource& copy_memory() { return cuda::pinned_memory(); }
+
   void mark(stream& s, std::size_t which) {
     cuda::check(cudaEventRecord(marks_[which], s.native()), "cudaEventRecord");
     if (trace_ != nullptr) {

@@ -18,6 +18,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <span>
 #include <vector>
 
@@ -102,6 +103,11 @@ class host_ops {
   void read_back(stream& s, std::span<const float> from, std::vector<float>& to) {
     s.synchronize();
     to.assign(from.begin(), from.end());
+  }
+
+  /// Host memory into which copies run while the stream works.
+  [[nodiscard]] static std::pmr::memory_resource& copy_memory() {
+    return *std::pmr::new_delete_resource();
   }
 
   /// Notes the time when the stream comes to this point.

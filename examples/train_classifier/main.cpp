@@ -157,7 +157,7 @@ int body(launch::world& world, config c, launch::save_request* stop) {
   if (talks && c.sharded()) say_memory(c, data, static_cast<std::size_t>(world.size()));
   progress line({.total = plan.steps, .enabled = talks});
   host_ops ops;
-  train_options options{.workers = workers, .line = speaks ? &line : nullptr};
+  train_options options{.workers = workers, .line = speaks ? &line : nullptr, .ring = world.ring()};
   // Where the job is watched, the watchdog hears the signal first.
   if (stop != nullptr) options.stop = [&] { return world.save_requested() || stop->pending(); };
   if (speaks)

@@ -10,6 +10,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <span>
 #include <vector>
 
@@ -40,6 +41,7 @@ concept classifier_ops =
       { ops.stage(s, bytes, device_bytes) } -> std::same_as<const std::uint8_t*>;
       ops.write(s, values, device);
       ops.read_back(s, values, host); // blocks
+      { ops.copy_memory() } -> std::same_as<std::pmr::memory_resource&>; // for copies to the host
       // time
       ops.mark(s, n);
       { ops.elapsed(n, n) } -> std::convertible_to<double>; // milliseconds

@@ -16,6 +16,7 @@
 
 #include <polyrank/backend/buffer.hpp>
 #include <polyrank/checkpoint/reader.hpp>
+#include <polyrank/core/partition.hpp>
 #include <polyrank/data_parallel/grad_sync.hpp>
 #include <polyrank/optim/adamw.hpp>
 #include <polyrank/optim/lion.hpp>
@@ -51,12 +52,14 @@ inline void append_fragment(checkpoint::reader& from,
 
 // What a checkpoint asks of both (checkpointing.hpp): its tensors are the weights, then the state
 // plane by plane; tensor k is weight k mod n. load() reads on this rank alone, loaded() puts it in
-// place on all; fragments() are what this rank saves, copy_out() copies a part of one of them.
+// place on all; fragments() are what this rank saves, at(f) is where it has one of them, or a part.
+// Where `updates_early`, update() may have begun before it is called: in backward.
 
 template <communicator Comm, classifier_ops Ops, class Policy>
 class replicated {
  public:
   static constexpr std::size_t plane_count = adamw::state_count;
+  static constexpr bool updates_early = false;
   using backend = typename Ops::backend;
   using stream = typename backend::stream;
 
@@ -122,15 +125,12 @@ class replicated {
   fragments(const std::vector<checkpoint::tensor_info>& tensors) {
     return checkpoint::even_fragments(tensors, rank_, ranks_);
   }
-  void copy_out(const checkpoint::fragment& f, std::span<std::byte> out) {
+  [[nodiscard]] std::span<const float> at(const checkpoint::fragment& f) const {
     const std::size_t plane = f.tensor / tensors_.size();
-    const std::span<float> from =
+    const std::span<const float> from =
         plane == 0 ? weights_.span()
                    : state_.span().subspan((plane - 1) * weights_.size(), weights_.size());
-    ops_.read_back(stream_,
-                   from.subspan(tensors_[f.tensor % tensors_.size()].offset + f.offset, f.count),
-                   read_);
-    std::memcpy(out.data(), read_.data(), out.size());
+    return from.subspan(tensors_[f.tensor % tensors_.size()].offset + f.offset, f.count);
   }
 
  private:
@@ -163,6 +163,7 @@ class sharded {
  public:
   static constexpr std::size_t plane_count = O::state_count;
   static constexpr bool narrow = !std::same_as<V, float>;
+  static constexpr bool updates_early = std::same_as<Residency, on_host>;
   using backend = typename Ops::backend;
   using stream = typename backend::stream;
 
@@ -248,15 +249,12 @@ class sharded {
     for (const piece& p : saved_) mine.push_back(p.where);
     return mine;
   }
-  void copy_out(const checkpoint::fragment& f, std::span<std::byte> out) {
-    for (const piece& p : saved_) {
-      if (p.where.tensor != f.tensor || f.offset < p.where.offset ||
-          f.offset + f.count > p.where.offset + p.where.count)
-        continue;
-      ops_.read_back(stream_, p.data.subspan(f.offset - p.where.offset, f.count), state_);
-      std::memcpy(out.data(), state_.data(), out.size());
-      return;
-    }
+  [[nodiscard]] std::span<const float> at(const checkpoint::fragment& f) const {
+    for (const piece& p : saved_)
+      if (p.where.tensor == f.tensor && f.offset >= p.where.offset &&
+          f.offset + f.count <= p.where.offset + p.where.count)
+        return p.data.subspan(f.offset - p.where.offset, f.count);
+    throw usage_error("train_classifier: no such fragment here");
   }
 
  private:
@@ -266,18 +264,25 @@ class sharded {
     std::span<float> data;
   };
 
-  /// What this rank has of weights (as masters) and state. What every rank has, rank 0 saves: it is
-  /// with the others' only if they ask for `shared`.
-  [[nodiscard]] std::vector<piece> pieces(bool shared) const {
+  /// What this rank has of weights (as masters) and state; of what every rank has only a part, so
+  /// that all ranks write, unless it asks for the `whole`.
+  [[nodiscard]] std::vector<piece> pieces(bool whole) const {
     std::vector<piece> all;
     const shard_layout& l = opt_.layout();
+    const auto& comm = opt_.communicator();
     opt_.for_each_fragment([&](const polyrank::fragment& f, const auto& s) {
       const shard_bucket& b = l.buckets()[l.slots()[f.parameter].bucket];
-      if (!shared && !b.cut() && b.owner < 0 && opt_.communicator().rank() != 0) return;
-      all.push_back({{f.parameter, f.offset, f.count}, s.master});
+      const range mine = whole || b.cut() || b.owner >= 0
+                             ? range{0, f.count}
+                             : partition(f.count, static_cast<std::size_t>(comm.size()),
+                                         static_cast<std::size_t>(comm.rank()));
+      const auto add = [&](std::size_t plane, std::span<float> data) {
+        all.push_back({{plane * tensors_.size() + f.parameter, f.offset + mine.begin, mine.size()},
+                       data.subspan(mine.begin, mine.size())});
+      };
+      add(0, s.master);
       if constexpr (plane_count > 0)
-        for (std::size_t k = 0; k < plane_count; ++k)
-          all.push_back({{(k + 1) * tensors_.size() + f.parameter, f.offset, f.count}, s.state[k]});
+        for (std::size_t k = 0; k < plane_count; ++k) add(k + 1, s.state[k]);
     });
     return all;
   }

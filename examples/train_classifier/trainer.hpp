@@ -72,6 +72,7 @@ struct train_options {
   std::size_t workers = 1;
   progress* line = nullptr;     ///< of rank 0
   std::function<bool()> stop{}; ///< whether this rank was asked to save and stop
+  hang::ring* ring = nullptr;   ///< of this rank, where it is watched
   std::function<void(const std::string& line, bool problem)> say{}; ///< of rank 0
 };
 
@@ -119,6 +120,7 @@ class trainer {
     std::optional<saves> keeper;
     if (!config_.checkpoint.empty()) {
       keeper.emplace(comm_.control(), config_, data_.train.count(), tensors_, parallel_,
+                     typename saves::options{&ops_.copy_memory(), options_.ring},
                      [this](const std::string& text, bool problem) { say(text, problem); });
       if (const auto from = keeper->resume()) {
         result.first_step = static_cast<std::size_t>(from->step);
@@ -147,7 +149,7 @@ class trainer {
         loader.recycle(std::move(f.data));
       }
       f.data = loader.next();
-      enqueue_step(step, f.data);
+      enqueue_step(step, f.data, keeper);
       f.done.record(stream_);
       f.used = true;
       ++made;
@@ -161,8 +163,7 @@ class trainer {
         result.stopped = stop_requested() && !last;
         if (keeper->due(step + 1) || last || result.stopped) {
           collect_losses(result, step + 1);
-          stream_.synchronize();
-          keeper->save(step + 1, result.final_loss);
+          keeper->save(step + 1, result.final_loss, stream_);
         }
         if (result.stopped) break;
       }
@@ -256,7 +257,7 @@ class trainer {
     }
   }
 
-  void enqueue_step(std::size_t step, const batch& b) {
+  void enqueue_step(std::size_t step, const batch& b, const std::optional<saves>& keeper) {
     const auto weights = [this](std::size_t i) { return parallel_.weight(i, stream_); };
     const auto grad = [this](std::size_t i) { return parallel_.grad(i, stream_); };
     const auto ready = [this](std::size_t i) { parallel_.ready(i, stream_); };
@@ -277,6 +278,7 @@ class trainer {
       parallel_.finish(stream_);
     }
     ops_.mark(stream_, mark + 1);
+    if (keeper) keeper->hold(stream_);
     parallel_.update(step, rate, stream_);
   }
 

@@ -24,6 +24,9 @@
 //      a checkpoint
 //   4  rank 0 removes those beyond `keep`, manifests first
 //
+// Where the state is on a device, snapshot.hpp copies it on a stream of its own, and save() returns
+// when the copies are enqueued.
+//
 // A failure (a full disk, say) is a result with an error, the same on every rank; the state in
 // training and the checkpoints before are as they were, and the next save may succeed.
 // SPDX-License-Identifier: Apache-2.0
@@ -34,6 +37,7 @@
 #include <polyrank/checkpoint/directory.hpp>
 #include <polyrank/checkpoint/reader.hpp>
 #include <polyrank/checkpoint/shard.hpp>
+#include <polyrank/hang/ring.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -56,6 +60,7 @@ struct saver_options {
   std::size_t keep = 0;                        ///< complete checkpoints that stay; 0: all
   std::pmr::memory_resource* memory = nullptr; ///< for the copy; null: the host's. Pinned: faster
   std::chrono::milliseconds lock_wait{5000};   ///< for a job that is just ending
+  hang::ring* ring = nullptr; ///< world.ring(): ranks that wait for the disk are no hang
 };
 
 /// How a save went; the same on every rank but for `seconds`.
@@ -68,6 +73,14 @@ struct save_result {
   double seconds = 0; ///< from save() to the end
 };
 
+namespace detail {
+/// For a `fill` that copies at once.
+struct no_copies {
+  void close() const noexcept {}
+  void arrive() const noexcept {}
+};
+} // namespace detail
+
 template <control_channel Control>
 class saver {
  public:
@@ -79,6 +92,7 @@ class saver {
   /// @throws data_error on every rank if the directory cannot be used, or another job saves there
   saver(Control& control, file_system& files, saver_options o)
       : control_(&control), files_(&files), options_(std::move(o)) {
+    const disk_pause pause(options_.ring);
     together(control, [this] {
       if (control_->rank() != 0) return;
       make_durable_directory(*files_, options_.directory);
@@ -106,24 +120,33 @@ class saver {
   /// Bytes of the copy.
   [[nodiscard]] std::size_t memory_bytes() const noexcept { return copy_.size_bytes(); }
 
+  /// Allocates the copy for fragments like `mine`, which the first save would do otherwise.
+  void reserve(const std::vector<tensor_info>& tensors, const std::vector<fragment>& mine) {
+    allocate(cut(tensors, mine));
+  }
+
   /// Starts to save `mine`, this rank's fragments; all ranks together must hold each element of
-  /// `tensors` once. `fill(fragment, std::span<std::byte>)` copies one to host memory, now.
+  /// `tensors` once. `fill(fragment, std::span<std::byte>)` copies one to host memory: now, or by
+  /// enqueuing it on `copies` (snapshot.hpp), which must live until the save has ended.
   /// @collective
   /// @throws usage_error while a save is under way; files that fail are a matter of its result
-  template <class Fill>
+  template <class Fill, class Copies = detail::no_copies>
   void save(std::uint64_t step, metadata notes, const std::vector<tensor_info>& tensors,
-            const std::vector<fragment>& mine, Fill fill) {
+            const std::vector<fragment>& mine, Fill fill, Copies* copies = nullptr) {
     expects(!busy(), "saver::save: the save of step ", result_.step,
             " is under way; call wait() first");
     started_ = clock::now();
     page_ = {.step = step, .notes = std::move(notes), .tensors = tensors, .shards = {}};
     result_ = {.step = step, .path = {}, .error = {}, .warning = {}};
     failure_.clear();
-    snapshot(mine, fill);
+    take(cut(tensors, mine), fill);
+    if (copies != nullptr) copies->close();
+    const disk_pause pause(options_.ring);
     choose_folder();
     phase_ = phase::writing;
-    start([this] {
-      if (result_.path.empty()) return; // no folder: failure_ says why, on rank 0
+    start([this, copies] {
+      if (copies != nullptr) copies->arrive();
+      if (!failure_.empty() || result_.path.empty()) return; // no memory here, no folder on rank 0
       files_->make_directory(result_.path);
       record_ = write_shard(*files_,
                             result_.path / detail::cat("shard_", control_->rank(), ".safetensors"),
@@ -148,35 +171,58 @@ class saver {
   using clock = std::chrono::steady_clock;
   enum class phase { idle, writing, committing };
 
-  template <class Fill>
-  void snapshot(const std::vector<fragment>& mine, Fill& fill) {
-    std::vector<fragment> cut;
-    std::vector<std::size_t> at;
-    std::size_t bytes = 0;
+  /// A fragment of this rank, and where in the copy it goes.
+  struct part {
+    fragment where;
+    std::size_t at = 0, bytes = 0;
+  };
+  struct disk_pause {
+    explicit disk_pause(hang::ring* r) {
+      if (r != nullptr) scope.emplace(*r, "checkpoint", std::chrono::hours(1));
+    }
+    std::optional<hang::ring::pause_scope> scope;
+  };
+
+  /// The fragments of this rank, none larger than largest_fragment.
+  [[nodiscard]] static std::vector<part> cut(const std::vector<tensor_info>& tensors,
+                                             const std::vector<fragment>& mine) {
+    std::vector<part> parts;
+    std::size_t at = 0;
     for (fragment f : mine) {
-      expects(f.tensor < page_.tensors.size(), "saver::save: a fragment of tensor ", f.tensor,
-              " of ", page_.tensors.size());
-      const std::uint64_t width = size_of(page_.tensors[f.tensor].type);
-      for (; f.count > 0;) {
+      expects(f.tensor < tensors.size(), "saver: a fragment of tensor ", f.tensor, " of ",
+              tensors.size());
+      const std::uint64_t width = size_of(tensors[f.tensor].type);
+      while (f.count > 0) {
         const fragment piece{f.tensor, f.offset, std::min(f.count, largest_fragment / width)};
-        cut.push_back(piece);
-        at.push_back(bytes);
-        bytes = round_up(bytes + piece.count * width, std::size_t{64});
+        parts.push_back({piece, at, piece.count * width});
+        at = round_up(at + parts.back().bytes, std::size_t{64});
         f.offset += piece.count;
         f.count -= piece.count;
       }
     }
-    if (copy_.size() < bytes) {
-      copy_ = {}; // before the larger one is asked for
-      copy_ = buffer<std::byte>(
-          bytes, options_.memory != nullptr ? *options_.memory : *std::pmr::new_delete_resource());
-    }
+    return parts;
+  }
+  void allocate(const std::vector<part>& parts) {
+    const std::size_t bytes = parts.empty() ? 0 : parts.back().at + parts.back().bytes;
+    if (copy_.size() >= bytes) return;
+    copy_ = {}; // before the larger one is asked for
+    copy_ = buffer<std::byte>(
+        bytes, options_.memory != nullptr ? *options_.memory : *std::pmr::new_delete_resource());
+  }
+
+  template <class Fill>
+  void take(const std::vector<part>& parts, Fill& fill) {
     parts_.clear();
-    for (std::size_t i = 0; i < cut.size(); ++i) {
-      const auto width = size_of(page_.tensors[cut[i].tensor].type);
-      const std::span<std::byte> to = copy_.span().subspan(at[i], cut[i].count * width);
-      fill(cut[i], to);
-      parts_.push_back({cut[i], to});
+    try {
+      allocate(parts);
+    } catch (const std::exception& e) {
+      failure_ = detail::cat("no memory for the copy of the state: ", e.what());
+      return;
+    }
+    for (const part& p : parts) {
+      const std::span<std::byte> to = copy_.span().subspan(p.at, p.bytes);
+      fill(p.where, to);
+      parts_.push_back({p.where, to});
     }
   }
 
@@ -217,6 +263,7 @@ class saver {
 
   /// Ends the phase, waiting for it. @collective
   [[nodiscard]] std::optional<save_result> advance() {
+    const disk_pause pause(options_.ring);
     if (work_.joinable()) work_.join();
     if (agree_on_failure()) return conclude();
     if (phase_ == phase::committing) return conclude();

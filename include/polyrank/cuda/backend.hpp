@@ -89,6 +89,10 @@ struct backend {
     check(cudaFreeAsync(sum, s.native()), "cudaFreeAsync");
   }
 
+  /// Makes the device of `s` current on this thread, for good. A new thread begins with device 0,
+  /// and its first call would make a context there.
+  static void enter(const stream& s) { check(cudaSetDevice(s.device()), "cudaSetDevice"); }
+
   /// Throws usage_error, starting with `what`, unless `pointer` is memory of the current device.
   static void check_pointer(const void* pointer, std::string_view what) {
     cuda::check_pointer(pointer, what, current_device());

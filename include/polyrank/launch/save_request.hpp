@@ -19,14 +19,19 @@
 #include <system_error>
 
 #include <sys/signalfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 namespace polyrank::launch {
 
 class save_request {
  public:
-  /// Blocks SIGUSR2 for this thread and those that it starts, for good.
+  /// In the main thread. Blocks SIGUSR2 for it and the threads that it starts, for good.
   save_request() {
+    struct sigaction hand_over {};
+    hand_over.sa_handler = to_main_thread;
+    hand_over.sa_flags = SA_RESTART;
+    ::sigaction(SIGUSR2, &hand_over, nullptr);
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGUSR2);
@@ -48,6 +53,14 @@ class save_request {
   }
 
  private:
+  /// Threads that a library made before (OpenBLAS does) do not block the signal, which would end the
+  /// process there.
+  static void to_main_thread(int signal) noexcept {
+    const int before = errno;
+    ::syscall(SYS_tgkill, ::getpid(), ::getpid(), signal);
+    errno = before;
+  }
+
   int fd_ = -1;
   bool pending_ = false;
 };
