@@ -49,9 +49,9 @@ TEST_CASE("a save takes the state of its moment, and compute goes on", "[checkpo
           &copies);
       copies.hold(compute);
       cuda::backend::fill(state.span(), -1.0f, compute); // at once, were it not held
-      enqueued_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() -
-                                                              start)
-                        .count();
+      enqueued_ms =
+          std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+              .count();
       overlapped = !save.poll();
       if (!save.wait()->error.empty()) throw error("save");
     }

@@ -129,10 +129,8 @@ class fake_files final : public checkpoint::file_system {
   }
   bool make_directory(const fs::path& path) override {
     const auto guard = change("mkdir", path);
-    if (disk_->visible.contains(path)) return false;
-    for (fs::path p = path; p != "/"; p = p.parent_path())
-      if (!disk_->visible.contains(p)) disk_->visible[p] = nullptr;
-    return true;
+    if (path.parent_path() != "/") need_folder(path.parent_path());
+    return disk_->visible.emplace(path, nullptr).second;
   }
   void sync_directory(const fs::path& path) override {
     const auto guard = change("syncdir", path);

@@ -6,6 +6,8 @@
 #include <polyrank/checkpoint/posix_files.hpp>
 #include <polyrank/checkpoint/saver.hpp>
 #include <polyrank/checkpoint/whole_file.hpp>
+#include <polyrank/hang/process.hpp>
+#include <polyrank/hang/ring.hpp>
 #include <polyrank/host/loopback.hpp>
 
 #include <atomic>
@@ -383,10 +385,87 @@ TEST_CASE("SIGKILL at any operation leaves real files that load", "[crash]") {
 }
 #endif
 
+TEST_CASE("a directory that is gone is not made anew; the job saves elsewhere", "[saver]") {
+  // Gone before a save, and while one is under way.
+  for (const bool during : {false, true}) {
+    fake_disk disk;
+    const auto lose = [&] {
+      const std::lock_guard guard(disk.mutex);
+      std::erase_if(disk.visible,
+                    [](const auto& entry) { return entry.first.starts_with("/run/c"); });
+    };
+    std::atomic<bool> armed{false};
+    std::vector<std::string> errors(2);
+    std::atomic<int> good{0};
+    on_ranks(
+        2, disk,
+        [&](control& c, saver<control>& s) {
+          (void)save_now(s, c, 10);
+          if (c.all_reduce_max(0) == 0 && c.rank() == 0) {
+            armed = during;
+            if (!during) lose();
+          }
+          (void)c.all_reduce_max(0);
+          errors[static_cast<std::size_t>(c.rank())] = save_now(s, c, 20).error;
+          fake_files files(disk);
+          saver<control> other(c, files, {.directory = "/run/elsewhere"});
+          if (save_now(other, c, 20).error.empty()) ++good;
+        },
+        {.directory = "/run/c"},
+        [&](int) {
+          return [&](const std::string& what, const fs::path&) {
+            if (what == "create" && armed.exchange(false)) lose();
+          };
+        });
+    REQUIRE(errors[0] == errors[1]);
+    REQUIRE_THAT(errors[0],
+                 Catch::Contains(during ? "no such folder" : "/run/c: this directory is gone"));
+    REQUIRE(good == 2);
+    fake_files files(disk);
+    REQUIRE_FALSE(files.exists("/run/c"));
+    REQUIRE(good_latest(files, "/run/elsewhere") == 20);
+  }
+}
+
+TEST_CASE("a rank that waits for its disk is in a pause", "[saver]") {
+  const fs::path at = fs::temp_directory_path() / ("polyrank_pause_" + std::to_string(getpid()));
+  fs::create_directory(at);
+  {
+    hang::ring ring({.folder = at, .job = "j"});
+    const hang::mapped_file file = hang::mapped_file::open(ring.path());
+    const hang::ring_view seen(file.bytes());
+    const auto paused = [&] { return seen.paused(hang::now_ns()); };
+    fake_disk disk;
+    bool while_waiting = false, after = true, while_training = true;
+    std::atomic<bool> waits{false};
+    on_ranks(
+        1, disk,
+        [&](control& c, saver<control>& s) {
+          begin_save(s, c, 20);
+          while_training = paused();
+          waits = true;
+          if (!s.wait()->error.empty()) throw error("save");
+          after = paused();
+        },
+        {.directory = "/run/c", .ring = &ring},
+        [&](int) {
+          return [&](const std::string& what, const fs::path&) {
+            if (what != "write") return;
+            for (int i = 0; i < 2000 && !(waits && paused()); ++i) usleep(1000);
+            while_waiting = paused();
+          };
+        });
+    REQUIRE_FALSE(while_training);
+    REQUIRE(while_waiting);
+    REQUIRE_FALSE(after);
+  }
+  fs::remove_all(at);
+}
+
 TEST_CASE("two jobs do not save into one directory", "[saver]") {
   fake_disk disk;
   fake_files files(disk);
-  files.make_directory("/run/c");
+  make_durable_directory(files, "/run/c");
   const auto other = files.lock("/run/c/lock");
   const auto body = [](control&, saver<control>&) {};
   REQUIRE_THROWS_WITH(

@@ -55,7 +55,7 @@ class file_system {
   virtual void rename(const fs::path& from, const fs::path& to) = 0;
   /// A file or an empty folder; nothing happens if it is not there.
   virtual void remove(const fs::path& path) = 0;
-  /// With its parents. False if it was there already.
+  /// In a folder that is there. False if it was there already.
   virtual bool make_directory(const fs::path& path) = 0;
   virtual void sync_directory(const fs::path& path) = 0;
   /// Names in a folder, in order; empty if the folder is not there.

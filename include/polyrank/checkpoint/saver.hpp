@@ -206,8 +206,8 @@ class saver {
     const std::size_t bytes = parts.empty() ? 0 : parts.back().at + parts.back().bytes;
     if (copy_.size() >= bytes) return;
     copy_ = {}; // before the larger one is asked for
-    copy_ = buffer<std::byte>(
-        bytes, options_.memory != nullptr ? *options_.memory : *std::pmr::new_delete_resource());
+    copy_ = buffer<std::byte>(bytes, options_.memory != nullptr ? *options_.memory
+                                                                : *std::pmr::new_delete_resource());
   }
 
   template <class Fill>
@@ -231,6 +231,8 @@ class saver {
     std::string name;
     if (control_->rank() == 0) {
       try {
+        if (!files_->exists(options_.directory)) // perhaps no longer mounted: do not make it anew
+          throw data_error(detail::cat(options_.directory.string(), ": this directory is gone"));
         std::uint64_t attempt = 0;
         while (!files_->make_directory(options_.directory / step_name(page_.step, attempt)))
           ++attempt;
