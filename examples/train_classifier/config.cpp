@@ -65,6 +65,27 @@ void add_checkpoint_flags(CLI::App& app, config& c) {
   app.add_option("--init", c.init, "First weights from a safetensors file")->type_name("FILE");
 }
 
+void add_pipeline_flags(CLI::App& app, config& c) {
+  auto* pipeline =
+      app.add_option("--pipeline", c.pipeline, "Cut the layers over p ranks (times replicas)")
+          ->type_name("p")
+          ->check(positive_number());
+  app.add_option("--schedule", c.schedule, "gpipe 1f1b interleaved bfs zb_h1 ...; default 1f1b")
+      ->type_name("NAME")
+      ->needs(pipeline);
+  app.add_option("--microbatches", c.microbatches, "Of a replica in a step; default 2p")
+      ->type_name("m")
+      ->check(positive_number())
+      ->needs(pipeline);
+  app.add_option("--chunks", c.chunks, "Stages per rank; default 2 where the schedule takes them")
+      ->type_name("v")
+      ->check(positive_number())
+      ->needs(pipeline);
+  app.add_option("--svg", c.svg, "Draw a step, predicted over measured, to FILE")
+      ->type_name("FILE")
+      ->needs(pipeline);
+}
+
 } // namespace
 
 std::variant<config, int> parse_config(int argc, char** argv) {
@@ -109,17 +130,20 @@ std::variant<config, int> parse_config(int argc, char** argv) {
   app.add_option("--backend", c.backend, "auto, host or cuda; default auto")
       ->type_name("NAME")
       ->check(CLI::IsMember({"auto", "host", "cuda"}).description(""));
-  app.add_option("--precision", c.precision, "fp32, bf16, fp16 (see the guide to ZeRO); default fp32")
+  app.add_option("--precision", c.precision,
+                 "fp32, bf16, fp16 (see the guide to ZeRO); default fp32")
       ->type_name("P")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""));
-  app.add_option("--trace", c.trace, "Write a Chrome trace of GPU steps to FILE")
+  app.add_option("--trace", c.trace, "Write a Chrome trace of GPU or pipeline steps to FILE")
       ->type_name("FILE");
   add_sharding_flags(app, c, zero);
+  add_pipeline_flags(app, c);
   add_common_flags(app, c.common);
   if (const auto code = parse_flags(app, argc, argv)) return *code;
   if (app.count("--zero") > 0) c.zero = zero;
   if (steps_flag->count() > 0) c.steps = steps;
   if (workers_flag->count() > 0) c.workers = workers;
+  if (c.microbatches == 0) c.microbatches = 2 * c.pipeline;
   return c;
 }
 
@@ -138,7 +162,9 @@ std::string describe(const config& c) {
                             ", fraction ", c.fraction, ", accumulate ", c.accumulate, ", clip ",
                             c.clip, ", optimizer ", c.optimizer, ", checkpoint ", c.checkpoint,
                             ", save-every ", c.save_every, ", keep ", c.keep, ", digest-every ",
-                            c.digest_every, ", resume ", c.resume, ", init ", c.init);
+                            c.digest_every, ", resume ", c.resume, ", init ", c.init, ", pipeline ",
+                            c.pipeline, ", schedule ", c.schedule, ", microbatches ",
+                            c.microbatches, ", chunks ", c.chunks, ", svg ", c.svg);
 }
 
 } // namespace polyrank::examples

@@ -44,6 +44,11 @@ struct config {
   double learning_rate = 2e-3;
   double weight_decay = 1e-2;
   double warmup_epochs = 0.5;
+  std::size_t pipeline = 0; ///< ranks over which the layers are cut; 0: every rank has them all
+  std::string schedule = "1f1b";
+  std::size_t microbatches = 0; ///< of a replica in a step; parse_config: 2 * pipeline if not named
+  std::size_t chunks = 0;       ///< stages per rank; 0: the schedule's default
+  std::string svg;              ///< file for the picture of a measured step; empty: none
 
   /// Whether sharded_optimizer trains (at stage 0, if only its other abilities were asked for).
   [[nodiscard]] bool sharded() const noexcept {

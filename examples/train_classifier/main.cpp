@@ -11,13 +11,14 @@
 #include "train_classifier/dataset.hpp"
 #include "train_classifier/gemm.hpp"
 #include "train_classifier/host_ops.hpp"
+#include "train_classifier/pipeline.hpp"
 #include "train_classifier/report.hpp"
 #include "train_classifier/train_cuda.hpp"
 #include "train_classifier/trainer.hpp"
 
+#include <polyrank/backend/agree.hpp>
 #include <polyrank/core/hash.hpp>
 #include <polyrank/core/version.hpp>
-#include <polyrank/backend/agree.hpp>
 #include <polyrank/launch/run.hpp>
 #include <polyrank/launch/save_request.hpp>
 #include <polyrank/optim/sgd.hpp>
@@ -73,9 +74,14 @@ void say_start(launch::world& world, const config& c, const dataset& d, const st
   std::printf("model    %s, %zu parameters, seed %llu\n", shape.text().c_str(),
               parameter_count(shape), static_cast<unsigned long long>(c.seed));
   std::printf(
-      "batch    %zu = %d rank%s x %zu; %zu steps (%zu an epoch), %zu loader thread%s a rank\n",
-      c.batch, world.size(), world.size() == 1 ? "" : "s", plan.rows_per_rank(), plan.steps,
+      "batch    %zu = %zu %s%s x %zu; %zu steps (%zu an epoch), %zu loader thread%s a rank\n",
+      c.batch, c.batch / plan.rows_per_rank(), c.pipeline > 0 ? "replica" : "rank",
+      c.batch == plan.rows_per_rank() ? "" : "s", plan.rows_per_rank(), plan.steps,
       plan.steps_per_epoch, workers, workers == 1 ? "" : "s");
+  if (c.pipeline > 0)
+    std::printf("mode     pipeline of %zu ranks, %s, %zu replica%s, %zu microbatches of %zu\n",
+                c.pipeline, c.schedule.c_str(), plan.blocks / c.microbatches,
+                plan.blocks == c.microbatches ? "" : "s", c.microbatches, plan.rows_per_block);
   if (c.deterministic)
     std::printf("mode     deterministic: %zu blocks of %zu pictures a step, %zu on each rank\n",
                 plan.blocks, plan.rows_per_block, plan.blocks_per_rank);
@@ -111,7 +117,8 @@ void say_result(const training_result& r, const config& c) {
               r.test.accuracy);
   std::printf("speed    %.0f samples/s", r.samples_per_second);
   // A sharded optimizer waits for nothing here: the next forward pass waits, layer by layer.
-  if (!c.sharded()) std::printf(", %.2f ms a step waiting for gradients", r.communication_ms);
+  if (!c.sharded() && c.pipeline == 0)
+    std::printf(", %.2f ms a step waiting for gradients", r.communication_ms);
   std::printf("\n");
 }
 
@@ -131,7 +138,10 @@ int body(launch::world& world, config c, launch::save_request* stop) {
   if (c.backend == "cuda" && !on_cuda)
     throw on_every_rank(
         error(detail::cat("--backend cuda: ", no_cuda, "; --backend host trains on the CPU")));
-  if (!on_cuda && ((c.precision != "fp32" && !c.sharded()) || !c.trace.empty()))
+  if (c.pipeline > 0)
+    check_pipeline(c, static_cast<std::size_t>(world.size()), c.hidden.size() + 1);
+  if (!on_cuda &&
+      ((c.precision != "fp32" && !c.sharded()) || (!c.trace.empty() && c.pipeline == 0)))
     throw on_every_rank(usage_error(
         detail::cat(c.trace.empty() ? detail::cat("--precision ", c.precision) : "--trace",
                     " needs the CUDA backend", c.trace.empty() ? " (or --zero 0, 1 or 2)" : "",
@@ -154,7 +164,8 @@ int body(launch::world& world, config c, launch::save_request* stop) {
                                 gpu->precision() != c.precision ? ": this card has no bf16" : "")
                   : detail::cat("host (", gemm_library(), "): ", no_cuda));
 
-  if (talks && c.sharded()) say_memory(c, data, static_cast<std::size_t>(world.size()));
+  if (talks && c.sharded() && c.pipeline == 0)
+    say_memory(c, data, static_cast<std::size_t>(world.size()));
   progress line({.total = plan.steps, .enabled = talks});
   host_ops ops;
   train_options options{.workers = workers, .line = speaks ? &line : nullptr, .ring = world.ring()};
@@ -170,8 +181,9 @@ int body(launch::world& world, config c, launch::save_request* stop) {
         std::printf("%s\n", text.c_str());
       std::fflush(stdout);
     };
-  const training_result result =
-      on_cuda ? gpu->run(c, data, options) : train(comm, ops, c, data, options);
+  const training_result result = on_cuda          ? gpu->run(c, data, options)
+                                 : c.pipeline > 0 ? train_pipelined(comm, ops, c, data, options)
+                                                  : train(comm, ops, c, data, options);
   const auto judge_saves = [&result] {
     if (!result.save_error.empty())
       throw on_every_rank(
@@ -196,6 +208,8 @@ int body(launch::world& world, config c, launch::save_request* stop) {
   const auto wrote = [talks](const std::filesystem::path& path) {
     if (talks) std::printf("wrote    %s\n", path.c_str());
   };
+  for (const std::string& picture : {c.svg, c.pipeline > 0 ? c.trace : std::string()})
+    if (!picture.empty()) wrote(picture);
   if (!c.out.empty()) {
     const std::filesystem::path out = c.out;
     write_file(out / "learning_curve.svg", learning_curve(result, data));

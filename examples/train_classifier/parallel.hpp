@@ -319,6 +319,8 @@ class sharded {
   [[nodiscard]] static sharded_options sharding_of(const config& c) {
     return {.stage = c.zero.value_or(0),
             .microbatches = c.accumulate,
+            // A pipeline has the gradients of all its stages open until the end of the step.
+            .ring = c.pipeline > 0 ? std::size_t{1} << 16 : sharded_options{}.ring,
             .blocks = c.deterministic ? c.blocks : 0,
             .max_norm = static_cast<float>(c.clip),
             .scaler = {.enabled = std::same_as<V, fp16>}};

@@ -1,6 +1,7 @@
 // How a global step is cut over the ranks. Pure: numbers in, numbers out.
 //
 //     ordinary       one block per rank, or `accumulate` of them
+//     pipeline       --microbatches blocks per replica
 //     deterministic  L blocks per step whatever the ranks, L / N of them on each
 //
 // SPDX-License-Identifier: Apache-2.0
@@ -56,7 +57,12 @@ struct step_plan {
              round_up(c.batch, c.blocks));
     p.blocks = c.blocks;
   } else {
-    p.blocks = ranks * c.accumulate;
+    const bool cut = c.pipeline > 0; // then a group of ranks is one replica of the model
+    if (cut) ranks /= c.pipeline;
+    p.blocks = ranks * (cut ? c.microbatches : c.accumulate);
+    if (cut && c.batch % p.blocks != 0)
+      refuse("--microbatches ", c.microbatches, " of ", ranks, " replicas do not divide --batch ",
+             c.batch, "; take --batch ", round_up(c.batch, p.blocks));
     if (c.batch % p.blocks != 0)
       refuse(ranks, " ranks", c.accumulate > 1 ? detail::cat(" x --accumulate ", c.accumulate) : "",
              " do not divide --batch ", c.batch, "; take --batch ", round_up(c.batch, p.blocks));

@@ -4,6 +4,7 @@
 
 #include "support/files.hpp"
 #include "train_classifier/cuda_ops.hpp"
+#include "train_classifier/pipeline.hpp"
 
 #include <polyrank/cuda/communicator.hpp>
 #include <polyrank/zero/cuda_ops.hpp>
@@ -68,6 +69,10 @@ training_result cuda_training::run(const config& asked, const dataset& data,
   cuda::communicator& comm = state_->comm;
   config c = asked;
   c.precision = precision(); // what the cards have
+  if (c.pipeline > 0) {
+    cuda_ops ops(state_->asked);
+    return train_pipelined(comm, ops, c, data, o);
+  }
   if (c.trace.empty()) {
     cuda_ops ops(state_->asked);
     return train(comm, ops, c, data, o);

@@ -25,6 +25,7 @@
 #include <polyrank/data/prefetch_loader.hpp>
 #include <polyrank/data/sampler.hpp>
 #include <polyrank/data_parallel/grad_sync.hpp>
+#include <polyrank/hang/ring.hpp>
 #include <polyrank/optim/adamw.hpp>
 #include <polyrank/optim/lr_schedule.hpp>
 #include <polyrank/optim/optimizer.hpp>
@@ -74,6 +75,7 @@ struct train_options {
   std::function<bool()> stop{}; ///< whether this rank was asked to save and stop
   hang::ring* ring = nullptr;   ///< of this rank, where it is watched
   std::function<void(const std::string& line, bool problem)> say{}; ///< of rank 0
+  hang::ring* ring = nullptr; ///< learns what a pipeline is at
 };
 
 /// One run with one way to keep weights over the ranks (parallel.hpp). Use train().

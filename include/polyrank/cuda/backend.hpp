@@ -10,6 +10,7 @@
 #include <polyrank/cuda/memory.hpp>
 #include <polyrank/cuda/ops.hpp>
 #include <polyrank/cuda/pointer.hpp>
+#include <polyrank/cuda/stopwatch.hpp>
 #include <polyrank/cuda/stream.hpp>
 
 #include <cstdint>
@@ -25,6 +26,7 @@ namespace polyrank::cuda {
 struct backend {
   using stream = cuda::stream;
   using event = cuda::event;
+  using stopwatch = cuda::stopwatch;
   static constexpr std::string_view name = "cuda";
   static constexpr bool on_device = true;
 

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -52,7 +53,7 @@ concept transport = backend<typename T::backend> &&
 
 /// The transport over a communicator of the seam. @collective
 template <communicator Comm>
-  requires point_to_point<Comm, std::byte> && splittable<Comm>
+  requires point_to_point<Comm, std::byte> && point_to_point<Comm, std::int32_t> && splittable<Comm>
 class peer_transport {
  public:
   using backend = typename Comm::backend;
@@ -109,16 +110,16 @@ class peer_transport {
   /// One small message both ways over every edge: NCCL connects on first use.
   void connect() {
     if (size() == 1) return;
-    buffer<std::byte> bytes(4, backend::memory());
-    std::byte* const b = bytes.data();
+    buffer<std::int32_t> words(4, backend::memory());
+    std::int32_t* const w = words.data();
     const auto greet = [&](Comm& comm, int next, int previous, stream& s) {
-      const transfer<std::byte> both[] = {{next, b, 1, true},
-                                          {previous, b + 1, 1, false},
-                                          {previous, b + 2, 1, true},
-                                          {next, b + 3, 1, false}};
-      comm.template exchange<std::byte>(both, on(s, "connect"));
+      const transfer<std::int32_t> both[] = {{next, w, 1, true},
+                                             {previous, w + 1, 1, false},
+                                             {previous, w + 2, 1, true},
+                                             {next, w + 3, 1, false}};
+      comm.template exchange<std::int32_t>(both, on(s, "connect"));
     };
-    backend::template fill<std::uint8_t>({reinterpret_cast<std::uint8_t*>(b), 4}, 0, lane(1));
+    backend::template fill<std::int32_t>(words.span(), 0, lane(1));
     greet(*comm_, (rank() + 1) % size(), (rank() + size() - 1) % size(), lane(1));
     lane(1).synchronize();
     for (std::size_t c = 0; c < channels_.size(); ++c)
