@@ -17,9 +17,10 @@ namespace {
 
 bool near(double is, double wanted, double tolerance) { return std::abs(is - wanted) <= tolerance; }
 
-/// On every rank: bytes through the allocators, against the plan.
+/// On every rank: bytes through the allocators, and of adopted ranges, against the plan.
 template <class V, class Residency>
-std::size_t wrong_plans(int n, const sharded_options& options, const Residency& home) {
+std::size_t wrong_plans(int n, const sharded_options& options, const Residency& home,
+                        bool adopt = false) {
   std::atomic<std::size_t> wrong{0};
   host::loopback::run(n, [&](loop_comm& comm) {
     poisoned device;
@@ -28,8 +29,18 @@ std::size_t wrong_plans(int n, const sharded_options& options, const Residency& 
     o.memory = &device;
     Residency mine = home;
     if constexpr (std::is_same_v<Residency, on_host>) mine.memory = &slabs;
-    sharded_optimizer<adamw, loop_comm, V, V, Residency> opt(comm, parameters_of<V>(zero_counts),
-                                                             {}, o, mine);
+    std::vector<std::vector<V>> own;
+    auto parameters = parameters_of<V>(zero_counts);
+    std::size_t adopted = 0;
+    if (adopt)
+      for (auto& p : parameters) {
+        p.value = own.emplace_back(p.count + 1).data();
+        adopted += p.count * sizeof(V);
+        if (o.stage == 2 || o.blocks > 0) continue;
+        p.gradient = own.emplace_back(p.count + 1).data();
+        adopted += p.count * sizeof(V);
+      }
+    sharded_optimizer<adamw, loop_comm, V, V, Residency> opt(comm, parameters, {}, o, mine);
     memory_question q{.ranks = n,
                       .rank = comm.rank(),
                       .stage = o.stage,
@@ -39,6 +50,8 @@ std::size_t wrong_plans(int n, const sharded_options& options, const Residency& 
                       .blocks = o.blocks,
                       .bucket_bytes = o.bucket_bytes,
                       .tail_bytes = o.tail_bytes,
+                      .adopts_values = adopt,
+                      .adopts_gradients = adopt && o.stage < 2 && o.blocks == 0,
                       .on_device = false,
                       .counts_bad = o.count_bad_gradients};
     if constexpr (std::is_same_v<Residency, on_host>) {
@@ -46,7 +59,13 @@ std::size_t wrong_plans(int n, const sharded_options& options, const Residency& 
       q.fraction = home.fraction;
     }
     const memory_table t = plan_memory(zero_counts, q);
-    wrong += t.device() == device.bytes ? 0 : 1;
+    wrong += t.device() == device.bytes + adopted ? 0 : 1;
+    const memory_table used = memory_of(opt.in_use());
+    for (std::size_t row = 0; row < t.rows().size(); ++row)
+      wrong += t.rows()[row].device == used.rows()[row].device &&
+                       t.rows()[row].host == used.rows()[row].host
+                   ? 0
+                   : 1;
     wrong += opt.plan().device_bytes() == device.bytes ? 0 : 1;
     wrong += t.host() == opt.plan().host_bytes() ? 0 : 1;
     // Slabs have whole pages, no powers of two: at most five of them are a page too large.
@@ -87,6 +106,8 @@ TEST_CASE("bytes through the allocators are the plan's, to the byte", "[plan]") 
         REQUIRE(wrong_plans<bf16>(n, counting, on_device{}) == 0);
         REQUIRE(wrong_plans<float>(n, o, on_host{.fraction = 1, .threads = 1}) == 0);
         REQUIRE(wrong_plans<bf16>(n, o, on_host{.fraction = 0.5, .threads = 1}) == 0);
+        REQUIRE(wrong_plans<float>(n, o, on_device{}, true) == 0);
+        REQUIRE(wrong_plans<bf16>(n, o, on_host{.fraction = 0.5, .threads = 1}, true) == 0);
         if (8 % n == 0)
           REQUIRE(wrong_plans<float>(n, {.stage = stage, .bucket_bytes = 9000, .blocks = 8},
                                      on_device{}) == 0);

@@ -58,10 +58,11 @@ struct memory_question {
   std::size_t bucket_bytes = 25 << 20, tail_bytes = 1 << 20;
   bool offload = false;
   double fraction = 1;
-  bool on_device = true;       ///< a GPU; false: the host backend
-  bool counts_bad = false;     ///< sharded_options::count_bad_gradients
-  std::size_t activations = 0; ///< bytes, as measured or guessed
-  std::size_t other = 0;       ///< bytes: contexts, libraries, the trainer's own
+  bool adopts_values = false, adopts_gradients = false; ///< the trainer's own memory
+  bool on_device = true;                                ///< a GPU; false: the host backend
+  bool counts_bad = false;                              ///< sharded_options::count_bad_gradients
+  std::size_t activations = 0;                          ///< bytes, as measured or guessed
+  std::size_t other = 0; ///< bytes: contexts, libraries, the trainer's own
 };
 
 struct memory_row {
@@ -102,6 +103,7 @@ class memory_table {
       {"moments", f * m.device_state, f * m.host_state},
       {"buckets", passing + m.transfer * m.rounded, 0},
       {"norm and record", m.control_bytes(), m.host_masters > 0 ? sizeof(step_record) : 0}};
+  if (m.adopted_bytes() > 0) rows.push_back({"the trainer's own", m.adopted_bytes(), 0});
   if (activations > 0) rows.push_back({"activations", activations, 0});
   if (other > 0) rows.push_back({"other", other, 0});
   return memory_table(std::move(rows));
@@ -125,6 +127,8 @@ class memory_table {
                                     .microbatches = q.microbatches,
                                     .ring = q.ring,
                                     .blocks_per_rank = q.blocks / static_cast<std::size_t>(q.ranks),
+                                    .adopts_values = q.adopts_values,
+                                    .adopts_gradients = q.adopts_gradients,
                                     .offload = q.offload,
                                     .fraction = q.fraction,
                                     .on_device = q.on_device,
@@ -145,15 +149,14 @@ class memory_table {
 
 /// What to change when memory runs out, in this order, as far as it applies.
 [[nodiscard]] inline std::vector<std::string> what_to_try(const memory_question& q) {
-  std::vector<std::string> all{
-      "end other processes on the same GPU (nvidia-smi)",
-      "a smaller micro-batch with more accumulation: the same global batch",
-      "smaller inputs (pictures, sequences)"};
+  std::vector<std::string> all{"end other processes on the same GPU (nvidia-smi)",
+                               "a smaller batch (--batch)", "smaller inputs (pictures, sequences)"};
   if (q.value == 4) all.emplace_back("bf16 values and gradients (--precision bf16)");
+  all.emplace_back("more microbatches, each smaller, of the same global batch (--accumulate)");
   all.emplace_back("recompute activations in backward instead of keeping them");
+  if (!q.offload) all.emplace_back("optimizer state in host memory (--offload host)");
   if (q.stage < 2 && q.ranks > 1)
     all.emplace_back(detail::cat("ZeRO stage ", q.stage + 1, " (--zero ", q.stage + 1, ")"));
-  if (!q.offload) all.emplace_back("optimizer state in host memory (--offload host)");
   if (q.ranks > 1 && q.stage > 0) all.emplace_back("more ranks: shards shrink with their number");
   return all;
 }

@@ -178,6 +178,15 @@ class grad_shards {
   void release() {
     for (state& b : buckets_) b.own_free.record(stream_);
   }
+  /// Puts the sizes of what is allocated here into `m`.
+  void measure(zero_memory& m) const noexcept {
+    m.slots = slots_.size();
+    m.wire = wire_.size();
+    m.sums = sums_.size();
+    m.scratch = scratch_.size();
+    m.levels = levels_.size();
+    m.level = levels_.empty() ? 0 : levels_.front().size();
+  }
   /// Where non-finite local gradients are counted, by parameter, in backend memory; null: nobody
   /// looks.
   void count_bad(std::uint32_t* counts) noexcept { bad_ = counts; }

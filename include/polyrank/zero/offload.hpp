@@ -76,6 +76,15 @@ class host_state {
     return buckets_[b].data.data;
   }
 
+  /// Puts the sizes of what is allocated here into `m`.
+  void measure(zero_memory& m) const noexcept {
+    m.host_masters = masters_.size();
+    m.host_state = state_.size();
+    m.host_gradients = gradients_.size();
+    m.host_values = values_.size();
+    m.rounded = rounded_.size();
+  }
+
   /// Masters from the values of bucket b in device memory; state zero. Waits.
   void load(std::size_t b, std::span<const V> values, std::size_t at) {
     piece& p = buckets_[b].data;

@@ -27,8 +27,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <polyrank/backend/buffer.hpp>
 #include <polyrank/backend/agree.hpp>
+#include <polyrank/backend/buffer.hpp>
 #include <polyrank/data_parallel/parameter.hpp>
 #include <polyrank/zero/gather_values.hpp>
 #include <polyrank/zero/grad_shards.hpp>
@@ -39,6 +39,7 @@
 #include <polyrank/zero/options.hpp>
 #include <polyrank/zero/step_numbers.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -247,6 +248,18 @@ class sharded_optimizer {
 
   [[nodiscard]] const shard_layout& layout() const noexcept { return layout_; }
   [[nodiscard]] const zero_memory& plan() const noexcept { return plan_; }
+  /// The plan with the sizes of what was allocated in the place of its own.
+  [[nodiscard]] zero_memory in_use() const {
+    zero_memory m = plan_;
+    grads_.measure(m);
+    m.values = values_.size();
+    m.device_masters = masters_.size();
+    m.device_state = state_.size();
+    m.blocks = blocks_.size();
+    m.counters = bad_.size();
+    if constexpr (offloads) host_->measure(m);
+    return m;
+  }
   [[nodiscard]] const std::vector<parameter<G, V>>& parameters() const noexcept {
     return parameters_;
   }
@@ -315,10 +328,9 @@ class sharded_optimizer {
       for (auto& p : planes) p = p.subspan(at, count);
     return planes;
   }
-  [[nodiscard]] bool adopts_values() const {
-    bool adopts = false;
-    for (const auto& p : parameters_) adopts = adopts || p.value != nullptr;
-    return adopts;
+  template <class Has>
+  [[nodiscard]] bool adopts(Has has) const {
+    return std::any_of(parameters_.begin(), parameters_.end(), has);
   }
   /// Whether this rank's shard of bucket b is in host memory.
   [[nodiscard]] bool on_host_now(std::size_t b) const {
@@ -342,7 +354,8 @@ class sharded_optimizer {
                  .states = O::state_count,
                  .microbatches = options_.microbatches,
                  .ring = options_.ring,
-                 .adopts_values = adopts_values(),
+                 .adopts_values = adopts([](const auto& p) { return p.value != nullptr; }),
+                 .adopts_gradients = adopts([](const auto& p) { return p.gradient != nullptr; }),
                  .offload = offloads,
                  .on_device = backend::on_device,
                  .counts_bad = options_.count_bad_gradients};

@@ -33,6 +33,7 @@ struct zero_shape {
   std::size_t ring = 3;                ///< bucket buffers, where a ring is used
   std::size_t blocks_per_rank = 0;     ///< deterministic mode; else 0
   bool adopts_values = false;          ///< parameters live elsewhere; one staging bucket instead
+  bool adopts_gradients = false;       ///< gradients are written elsewhere, and copied
   bool offload = false;                ///< state of `fraction` of the elements is in host memory
   double fraction = 1;
   bool on_device = true;   ///< the backend's memory is not the host's
@@ -66,9 +67,10 @@ struct zero_memory {
   std::size_t ring_slots = 0, ring_slot = 0;   ///< number; elements of one, of the gradient's type
   std::size_t slots = 0;                       ///< own slots and ring, of the gradient's type
   std::size_t sums = 0, levels = 0, level = 0; ///< fp32; `levels` arenas of `level`
-  std::size_t wire = 0;    ///< of the gradient's type: what an all-to-all receives
-  std::size_t scratch = 0; ///< fp32
-  std::size_t values = 0;  ///< of the value's type: the parameters, or staging
+  std::size_t wire = 0;     ///< of the gradient's type: what an all-to-all receives
+  std::size_t scratch = 0;  ///< fp32
+  std::size_t values = 0;   ///< of the value's type: the parameters, or staging
+  std::size_t elements = 0; ///< of the model, without padding
   std::size_t device_masters = 0, device_state = 0; ///< fp32, and fp32 planes together
   std::size_t blocks = 0;                           ///< fp64 sums of the norm
   std::size_t counters = 0;                         ///< 32-bit, of non-finite gradients
@@ -88,6 +90,7 @@ struct zero_memory {
     std::size_t ringed = 0;
     m.place_state(l, rank);
     for (const shard_bucket& b : l.buckets()) {
+      m.elements += b.count;
       const gradient_home home = home_of(b, s);
       const std::size_t stored = home == gradient_home::full ? b.padded
                                  : b.cut()                   ? b.chunk
@@ -137,6 +140,11 @@ struct zero_memory {
   /// The norm's sums, the counters, and what updates read.
   [[nodiscard]] std::size_t control_bytes() const noexcept {
     return sizeof(double) * blocks + sizeof(std::uint32_t) * counters + sizeof(control_block);
+  }
+  /// Bytes of the trainer's own memory that takes part, beside device_bytes().
+  [[nodiscard]] std::size_t adopted_bytes() const noexcept {
+    return elements * ((shape.adopts_values ? shape.value : 0) +
+                       (shape.adopts_gradients ? shape.gradient : 0));
   }
   [[nodiscard]] std::size_t gradient_bytes() const noexcept {
     return shape.gradient * (slots + wire) + sizeof(float) * (sums + levels * level + scratch);
