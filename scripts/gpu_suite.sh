@@ -73,6 +73,10 @@ for n in 1 2 3 4; do
   step "NCCL, $n ranks" bash -c "set -o pipefail; '$root/scripts/gpu_ranks.sh' $n '$build/tests/cuda.ranks' | tee '$logs/ranks$n'"
 done
 step "digest of gradients, N = 1, 2, 4" same_digest gradients "$logs"/ranks{1,2,4}
+for n in 1 2 4; do
+  step "sharded optimizer, $n ranks" bash -c "set -o pipefail; '$root/scripts/gpu_ranks.sh' $n '$build/tests/zero.cuda' | tee '$logs/zero$n'"
+done
+step "digest of sharded state, N = 1, 2, 4" same_digest sharded "$logs"/zero{1,2,4}
 for how in throw die; do
   step "a rank fails: $how" "$root/tests/cuda/gone.sh" 10 "$root/scripts/gpu_ranks.sh" 3 \
     "$build/tests/cuda.failing_rank" "$how"
@@ -91,6 +95,16 @@ step "digest of training, N = 1, 2, 4" same_digest training "$logs"/digest{1,2,4
 step "snapshots of device memory" "$build/tests/checkpoint.cuda"
 step "checkpoints between host and CUDA" "$root/tests/checkpoint/backends_test.sh" "$build/bin/train_classifier" \
   "$root/examples/data" "$logs" "$root/scripts"
+for run in '1 --zero 2' '2 --zero 1' '4 --zero 0'; do
+  read -r n flags <<<"$run"
+  # shellcheck disable=SC2016,SC2086
+  step "train_classifier $flags, $n ranks" bash -c 'set -o pipefail; out=$1; shift; "$@" | tee "$out"' train \
+    "$logs/zero_digest$n" "$root/scripts/gpu_ranks.sh" "$n" "${train[@]}" --backend cuda --deterministic \
+    --digest --steps 40 --precision bf16 $flags
+done
+step "digest of sharded training" same_digest sharded "$logs"/zero_digest{1,2,4}
+step "train_classifier, bf16, offload" "$root/scripts/gpu_ranks.sh" 1 "${train[@]}" --backend cuda --precision bf16 \
+  --zero 2 --offload host --clip 1 --workers 6 --json "$logs/bf16_offload.json"
 for p in fp32 bf16 fp16; do
   step "train_classifier, $p" "$root/scripts/gpu_ranks.sh" 1 "${train[@]}" --backend cuda \
     --precision "$p" --workers 6 --json "$logs/$p.json"
@@ -109,7 +123,7 @@ print(len(spans), "spans:", *sorted(names), sep="\n  ")' "$logs/trace.json"
 within() {  # accuracy of the GPU within half a point of the host's
   python3 - "$logs" <<'END'
 import json, sys
-runs = {n: json.load(open(f"{sys.argv[1]}/{n}.json")) for n in ("host", "fp32", "bf16", "fp16")}
+runs = {n: json.load(open(f"{sys.argv[1]}/{n}.json")) for n in ("host", "fp32", "bf16", "fp16", "bf16_offload")}
 bad = 0
 for name, r in runs.items():
     off = r["final"]["val_accuracy"] - runs["host"]["final"]["val_accuracy"]
@@ -135,7 +149,9 @@ if [[ $quick == no ]]; then
   step "bench: kernels" "$build/bin/cuda_kernels_bench"
   step "bench: checkpoint" "$build/bin/cuda_checkpoint_bench"
   step "bench: grad_sync, 1 rank" "$root/scripts/gpu_ranks.sh" 1 "$build/bin/cuda_sync_bench"
+  step "bench: sharded optimizer, offload" "$root/scripts/gpu_ranks.sh" 1 "$build/bin/zero_cuda_bench"
   if python3 -c 'import torch' 2>/dev/null; then
+    step "bench: PyTorch FSDP2, offload" python3 "$root/tests/bench/zero_peers.py" --steps 2
     step "bench: PyTorch kernels" python3 "$root/tests/bench/cuda_peers.py" kernels
     step "bench: PyTorch, the same network" python3 "$root/tests/bench/cuda_peers.py" mlp
   fi

@@ -1,9 +1,9 @@
 // The checkpoints of one run: resumes from the last one, saves while training goes on, says how it
 // went. `Parallel` (parallel.hpp) hands out and takes in fragments of the state.
 //
-//     checkpointing<Control, Parallel> saves(control, config, pictures, tensors, parallel, how, say);
-//     const auto from = saves.resume();                // step and loss, or nothing
-//     for (...) {
+//     checkpointing<Control, Parallel> saves(control, config, pictures, tensors, parallel, how,
+//     say); const auto from = saves.resume();                // step and loss, or nothing for (...)
+//     {
 //       saves.poll();
 //       if (saves.due(step)) saves.save(step, loss, stream);
 //       ... saves.hold(stream) before the next update ...
@@ -59,8 +59,7 @@ class checkpointing {
         say_(std::move(say)), tensors_(state_tensors(weights, Parallel::plane_count)),
         saver_(control, files_,
                {.directory = c.checkpoint, .keep = c.keep, .memory = o.memory, .ring = o.ring}) {
-    checkpoint::together(control,
-                         [&] { saver_.reserve(tensors_, parallel_.fragments(tensors_)); });
+    checkpoint::together(control, [&] { saver_.reserve(tensors_, parallel_.fragments(tensors_)); });
   }
 
   /// Fills the state from the newest checkpoint; nothing if there is none. @collective
@@ -68,7 +67,8 @@ class checkpointing {
   /// mismatch_error for another model, data_error for a damaged one; each on every rank
   [[nodiscard]] std::optional<start_point> resume() {
     std::optional<hang::ring::pause_scope> pause;
-    if (options_.ring != nullptr) pause.emplace(*options_.ring, "checkpoint", std::chrono::hours(1));
+    if (options_.ring != nullptr)
+      pause.emplace(*options_.ring, "checkpoint", std::chrono::hours(1));
     const auto latest = checkpoint::agree_on_latest(control_, files_, config_.checkpoint);
     if (!latest) {
       if (config_.resume)

@@ -19,6 +19,15 @@ std::string check_zero(const std::string& text) {
          "' is no stage; take 0 (nothing is sharded), 1 (optimizer state) or 2 (and gradients)";
 }
 
+std::string check_offload(const std::string& text) {
+  if (text == "none" || text == "host") return {};
+  if (text == "disk")
+    return "state goes to host memory (host) or stays (none); a disk of 7 GB/s would take 4 s a "
+           "step "
+           "for 1e9 parameters (28 bytes each), so this program has no such path";
+  return "'" + text + "' is no place; take none or host";
+}
+
 std::string check_positive(const std::string& text) {
   double x = 0;
   return CLI::detail::lexical_cast(text, x) && x > 0 && x < 1e30
@@ -32,7 +41,7 @@ void add_sharding_flags(CLI::App& app, config& c, std::size_t& zero) {
       ->check(CLI::Validator(check_zero, ""));
   auto* offload = app.add_option("--offload", c.offload, "Optimizer state: none, host")
                       ->type_name("WHERE")
-                      ->check(CLI::IsMember({"none", "host"}).description(""));
+                      ->check(CLI::Validator(check_offload, ""));
   app.add_option("--fraction", c.fraction, "Of the state that --offload moves; default 1")
       ->type_name("F")
       ->check(CLI::Range(0.0, 1.0).description(""))
@@ -45,6 +54,11 @@ void add_sharding_flags(CLI::App& app, config& c, std::size_t& zero) {
   app.add_option("--clip", c.clip, "Clip the norm of the gradient to X")
       ->type_name("X")
       ->check(CLI::Validator(check_positive, ""));
+  auto* fit = app.add_flag("--fit", c.fit, "Find the largest micro-batch that fits, and end");
+  app.add_option("--memory-limit", c.memory_limit, "Of a rank, for --fit; default: what is free")
+      ->type_name("MIB")
+      ->check(positive_number())
+      ->needs(fit);
   app.add_option("--optimizer", c.optimizer, "adamw, sgd or lion; default adamw")
       ->type_name("O")
       ->check(CLI::IsMember({"adamw", "sgd", "lion"}).description(""));
@@ -70,6 +84,7 @@ void add_pipeline_flags(CLI::App& app, config& c) {
       app.add_option("--pipeline", c.pipeline, "Cut the layers over p ranks (times replicas)")
           ->type_name("p")
           ->check(positive_number());
+  pipeline->excludes("--fit");
   app.add_option("--schedule", c.schedule, "gpipe 1f1b interleaved bfs zb_h1 ...; default 1f1b")
       ->type_name("NAME")
       ->needs(pipeline);
@@ -160,11 +175,12 @@ std::string describe(const config& c) {
                             ", backend ", c.backend, ", precision ", c.precision, ", zero ",
                             c.zero ? detail::cat(*c.zero) : "none", ", offload ", c.offload,
                             ", fraction ", c.fraction, ", accumulate ", c.accumulate, ", clip ",
-                            c.clip, ", optimizer ", c.optimizer, ", checkpoint ", c.checkpoint,
-                            ", save-every ", c.save_every, ", keep ", c.keep, ", digest-every ",
-                            c.digest_every, ", resume ", c.resume, ", init ", c.init, ", pipeline ",
-                            c.pipeline, ", schedule ", c.schedule, ", microbatches ",
-                            c.microbatches, ", chunks ", c.chunks, ", svg ", c.svg);
+                            c.clip, ", optimizer ", c.optimizer, ", fit ", c.fit, ", memory-limit ",
+                            c.memory_limit, ", checkpoint ", c.checkpoint, ", save-every ",
+                            c.save_every, ", keep ", c.keep, ", digest-every ", c.digest_every,
+                            ", resume ", c.resume, ", init ", c.init, ", pipeline ", c.pipeline,
+                            ", schedule ", c.schedule, ", microbatches ", c.microbatches,
+                            ", chunks ", c.chunks, ", svg ", c.svg);
 }
 
 } // namespace polyrank::examples

@@ -38,6 +38,8 @@ struct config {
   std::optional<std::size_t> zero; ///< ZeRO stage; none: grad_sync, or stage 0 where it is needed
   std::string offload = "none";    ///< none, host
   double fraction = 1;             ///< of the optimizer state in host memory
+  bool fit = false;                ///< find the largest micro-batch, then end
+  std::size_t memory_limit = 0;    ///< MiB of a rank that --fit may use; 0: what is free
   std::size_t accumulate = 1;      ///< microbatches of a rank in a step
   double clip = 0;                 ///< the norm of the gradient is clipped to this; 0: it is not
   std::string optimizer = "adamw"; ///< adamw, sgd, lion

@@ -141,6 +141,11 @@ class cuda_ops {
   }
 
   [[nodiscard]] static std::pmr::memory_resource& copy_memory() { return cuda::pinned_memory(); }
+  [[nodiscard]] static memory_state memory() {
+    std::size_t free = 0, total = 0;
+    cuda::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return {.used = total - free, .free = free};
+  }
 
   void mark(stream& s, std::size_t which) {
     cuda::check(cudaEventRecord(marks_[which], s.native()), "cudaEventRecord");

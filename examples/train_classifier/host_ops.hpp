@@ -7,12 +7,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "support/progress.hpp"
 #include "train_classifier/gemm.hpp"
 #include "train_classifier/kernels.hpp"
 #include "train_classifier/ops.hpp"
 
 #include <polyrank/host/backend.hpp>
 #include <polyrank/optim/apply.hpp>
+#include <polyrank/zero/host_limits.hpp>
 
 #include <array>
 #include <chrono>
@@ -108,6 +110,9 @@ class host_ops {
   /// Host memory into which copies run while the stream works.
   [[nodiscard]] static std::pmr::memory_resource& copy_memory() {
     return *std::pmr::new_delete_resource();
+  }
+  [[nodiscard]] static memory_state memory() {
+    return {.used = resident_bytes(), .free = read_host_limits().free()};
   }
 
   /// Notes the time when the stream comes to this point.

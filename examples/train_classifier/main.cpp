@@ -9,6 +9,7 @@
 #include "train_classifier/checkpoint.hpp"
 #include "train_classifier/config.hpp"
 #include "train_classifier/dataset.hpp"
+#include "train_classifier/fit.hpp"
 #include "train_classifier/gemm.hpp"
 #include "train_classifier/host_ops.hpp"
 #include "train_classifier/pipeline.hpp"
@@ -17,19 +18,25 @@
 #include "train_classifier/trainer.hpp"
 
 #include <polyrank/backend/agree.hpp>
+#include <polyrank/core/error.hpp>
 #include <polyrank/core/hash.hpp>
+#include <polyrank/core/partition.hpp>
 #include <polyrank/core/version.hpp>
 #include <polyrank/launch/run.hpp>
 #include <polyrank/launch/save_request.hpp>
-#include <polyrank/optim/sgd.hpp>
 #include <polyrank/plan/memory.hpp>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <unistd.h>
 
 using namespace polyrank;
 using namespace polyrank::examples;
@@ -88,27 +95,107 @@ void say_start(launch::world& world, const config& c, const dataset& d, const st
   std::fflush(stdout);
 }
 
-/// Model state of rank 0 by category, as sharded_optimizer will allocate it.
-void say_memory(const config& c, const dataset& d, std::size_t ranks) {
-  std::vector<std::size_t> counts;
-  for (const tensor& t : parameters_of({d.train.features(), c.hidden, d.train.classes}))
-    counts.push_back(t.count());
-  const memory_table plan =
-      plan_memory(counts, {.ranks = static_cast<int>(ranks),
-                           .stage = c.zero.value_or(0),
-                           .value = sizeof(float),
-                           .gradient = sizeof(float),
-                           .states = c.optimizer == "adamw" ? adamw::state_count : sgd::state_count,
-                           .microbatches = c.accumulate,
-                           .blocks = c.deterministic ? c.blocks : 0,
-                           .offload = c.offload == "host",
-                           .fraction = c.fraction});
-  std::printf("zero     stage %zu, %s; MiB on rank 0:", c.zero.value_or(0),
-              c.offload == "host" ? "state in host memory" : "state beside the weights");
-  for (const memory_row& r : plan.rows())
-    std::printf(" %s %.2f,", std::string(r.what).c_str(),
-                static_cast<double>(r.device + r.host) / (1 << 20));
-  std::printf(" together %.2f\n", static_cast<double>(plan.device() + plan.host()) / (1 << 20));
+/// What a run is like, for the planner's advice.
+memory_question question_of(const config& c, int ranks) {
+  const std::size_t width = c.sharded() && c.precision != "fp32" ? 2 : 4;
+  return {.ranks = ranks,
+          .stage = c.zero.value_or(0),
+          .value = width,
+          .gradient = width,
+          .microbatches = c.accumulate,
+          .offload = c.offload == "host"};
+}
+
+std::string advice(const config& c, int ranks) {
+  std::string text = "to go further, in this order:";
+  std::size_t number = 0;
+  for (const std::string& what : what_to_try(question_of(c, ranks)))
+    text += detail::cat(++number == 1 ? " " : "; ", number, ". ", what);
+  return text;
+}
+
+/// --fit. `run` trains with a configuration; `memory` tells what is in use. @collective
+int find_fit(launch::world& world, const config& c, const dataset& data, bool on_cuda,
+             const std::function<training_result(const config&, const train_options&)>& run,
+             const std::function<memory_state()>& memory,
+             const std::function<void(const std::string&)>& abort) {
+  const auto ranks = static_cast<std::size_t>(world.size());
+  if (world.hosts() > 1 && c.checkpoint.empty())
+    throw on_every_rank(usage_error("--fit saves too: on several hosts give it a --checkpoint "
+                                    "directory that all of them see"));
+  host::communicator comm = world.communicator();
+  const std::string number = comm.control().all_gather(detail::cat(getpid()))[0];
+  const std::filesystem::path scratch =
+      (c.checkpoint.empty() ? std::filesystem::temp_directory_path()
+                            : std::filesystem::path(c.checkpoint)) /
+      ("polyrank-fit-" + number);
+  const std::size_t blocks = c.deterministic ? c.blocks : ranks * c.accumulate;
+  const memory_state at_start = memory();
+  const std::size_t share =
+      at_start.free / (on_cuda ? 1 : static_cast<std::size_t>(world.local_size()));
+  const std::size_t limit = c.memory_limit > 0 ? c.memory_limit << 20 : at_start.used + share;
+
+  const auto attempt = [&](std::size_t micro_batch) {
+    config t = c;
+    t.batch = micro_batch * blocks;
+    t.epochs = ceil_div(fit_steps * t.batch, data.train.count() - data.train.count() % t.batch);
+    t.steps = fit_steps;
+    t.checkpoint = scratch;
+    t.resume = false;
+    fit_trial trial{.micro_batch = micro_batch};
+    std::size_t early = 0;
+    train_options options{.workers = 1};
+    options.watch = [&](std::size_t steps) {
+      const std::size_t used = memory().used;
+      trial.bytes = std::max(trial.bytes, used);
+      if (steps == 5) early = used;
+      if (steps == fit_steps) trial.why = growth(early, used);
+    };
+    bool lost = false; // the ranks cannot talk any more
+    try {
+      const training_result r = run(t, options);
+      if (!r.save_error.empty()) trial.why = r.save_error;
+    } catch (const usage_error&) {
+      throw;
+    } catch (const error& e) {
+      if (!on_cuda) throw;
+      trial.why = e.what();
+      lost = ranks > 1;
+      if (lost) abort(trial.why);
+    }
+    if (!lost) { // the rank with the most speaks for all
+      trial.bytes = static_cast<std::size_t>(
+          comm.control().all_reduce_max(static_cast<std::int64_t>(trial.bytes)));
+      for (const std::string& why : comm.control().all_gather(trial.why))
+        if (trial.why.empty()) trial.why = why;
+      if (world.rank() == 0) {
+        std::error_code ignored;
+        std::filesystem::remove_all(scratch, ignored);
+      }
+      comm.control().barrier(std::chrono::minutes(5));
+    }
+    return trial;
+  };
+  const std::size_t most = data.train.count() / blocks;
+  const std::int64_t agreed = -comm.control().all_reduce_max(-static_cast<std::int64_t>(limit));
+  const fit_result r = fit_micro_batch(most, static_cast<std::size_t>(agreed), !on_cuda, attempt,
+                                       [&](const fit_trial& t) {
+                                         if (world.rank() != 0 || c.common.quiet) return;
+                                         std::printf("%s\n", fit_text(t).c_str());
+                                         std::fflush(stdout);
+                                       });
+  if (world.rank() != 0) return r.best > 0 ? 0 : 1;
+  const fit_trial& last = r.trials.back();
+  if (r.best == 0)
+    std::printf("fit      no micro-batch fits\n");
+  else
+    std::printf("fit      largest micro-batch %zu: --batch %zu (%zu x %zu)%s\n", r.best,
+                r.best * blocks, blocks, r.best,
+                last.why.empty() ? ", as many pictures as there are" : "");
+  if (!last.why.empty()) std::printf("fit      %s\n", advice(c, world.size()).c_str());
+  if (!c.common.json.empty()) write_file(c.common.json, fit_json(r, r.best * blocks));
+  std::fflush(stdout);
+  return r.best > 0 ? 0 : 1;
 }
 
 void say_result(const training_result& r, const config& c) {
@@ -165,9 +252,20 @@ int body(launch::world& world, config c, launch::save_request* stop) {
                   : detail::cat("host (", gemm_library(), "): ", no_cuda));
 
   if (talks && c.sharded() && c.pipeline == 0)
-    say_memory(c, data, static_cast<std::size_t>(world.size()));
-  progress line({.total = plan.steps, .enabled = talks});
+    std::printf("zero     stage %zu, %s, weights in %s\n", c.zero.value_or(0),
+                c.offload == "host" ? "state in host memory" : "state beside the weights",
+                c.precision.c_str());
   host_ops ops;
+  const auto run = [&](const config& of_run, const train_options& o) {
+    return on_cuda               ? gpu->run(of_run, data, o)
+           : of_run.pipeline > 0 ? train_pipelined(comm, ops, of_run, data, o)
+                                 : train(comm, ops, of_run, data, o);
+  };
+  if (c.fit)
+    return find_fit(
+        world, c, data, on_cuda, run, [&] { return on_cuda ? gpu->memory() : host_ops::memory(); },
+        [&](const std::string& cause) { gpu->abort(cause); });
+  progress line({.total = plan.steps, .enabled = talks});
   train_options options{.workers = workers, .line = speaks ? &line : nullptr, .ring = world.ring()};
   // Where the job is watched, the watchdog hears the signal first.
   if (stop != nullptr) options.stop = [&] { return world.save_requested() || stop->pending(); };
@@ -181,9 +279,13 @@ int body(launch::world& world, config c, launch::save_request* stop) {
         std::printf("%s\n", text.c_str());
       std::fflush(stdout);
     };
-  const training_result result = on_cuda          ? gpu->run(c, data, options)
-                                 : c.pipeline > 0 ? train_pipelined(comm, ops, c, data, options)
-                                                  : train(comm, ops, c, data, options);
+  const training_result result = [&] {
+    try {
+      return run(c, options);
+    } catch (const out_of_memory& e) {
+      throw error(detail::cat(e.what(), "; ", advice(c, world.size())));
+    }
+  }();
   const auto judge_saves = [&result] {
     if (!result.save_error.empty())
       throw on_every_rank(

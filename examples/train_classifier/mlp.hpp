@@ -116,6 +116,21 @@ class mlp {
   }
 
   [[nodiscard]] const mlp_shape& shape() const noexcept { return shape_; }
+  /// Of activations and their gradients, for blocks of `rows` pictures.
+  [[nodiscard]] static std::size_t bytes_for(const mlp_shape& shape, std::size_t rows) {
+    std::size_t values = 0, widest = 0;
+    for (std::size_t l = 0; l < shape.layers(); ++l) {
+      values += (l + 1 < shape.layers() ? 2 : 1) * shape.width_out(l);
+      widest = std::max(widest, shape.width_out(l));
+    }
+    return (values + 2 * widest) * rows * sizeof(float);
+  }
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    std::size_t sum = delta_[0].size_bytes() + delta_[1].size_bytes();
+    for (const auto& b : pre_) sum += b.size_bytes();
+    for (const auto& b : post_) sum += b.size_bytes();
+    return sum;
+  }
   /// [rows][classes], after forward().
   [[nodiscard]] float* logits() const noexcept { return pre_.back().data(); }
 

@@ -13,6 +13,8 @@ cuda_training::cuda_training(launch::world&, const config&) {
 cuda_training::~cuda_training() = default;
 std::string cuda_training::text() const { return {}; }
 std::string cuda_training::precision() const { return {}; }
+memory_state cuda_training::memory() const { return {}; }
+void cuda_training::abort(const std::string&) {}
 std::uint64_t cuda_training::wire_bytes() const { return 0; }
 training_result cuda_training::run(const config&, const dataset&, const train_options&) {
   return {};

@@ -3,6 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "train_classifier/memory_report.hpp"
+
 #include <polyrank/backend/concepts.hpp>
 #include <polyrank/optim/adamw.hpp>
 #include <polyrank/optim/optimizer.hpp>
@@ -40,8 +42,9 @@ concept classifier_ops =
       { ops.stage(s, values, device) } -> std::same_as<const float*>;
       { ops.stage(s, bytes, device_bytes) } -> std::same_as<const std::uint8_t*>;
       ops.write(s, values, device);
-      ops.read_back(s, values, host); // blocks
+      ops.read_back(s, values, host);                                    // blocks
       { ops.copy_memory() } -> std::same_as<std::pmr::memory_resource&>; // for copies to the host
+      { ops.memory() } -> std::same_as<memory_state>;
       // time
       ops.mark(s, n);
       { ops.elapsed(n, n) } -> std::convertible_to<double>; // milliseconds

@@ -22,6 +22,7 @@
 #include <polyrank/optim/lion.hpp>
 #include <polyrank/optim/lr_schedule.hpp>
 #include <polyrank/optim/sgd.hpp>
+#include <polyrank/plan/memory.hpp>
 #include <polyrank/zero/collect.hpp>
 #include <polyrank/zero/sharded_optimizer.hpp>
 
@@ -93,6 +94,12 @@ class replicated {
     }
   }
   void verify(stream& s) { sync_.verify_replicas(s); }
+  [[nodiscard]] std::vector<memory_line> memory() const {
+    const std::size_t n = (tensors_.back().offset + tensors_.back().count()) * sizeof(float);
+    return {{"parameters", n, weights_.size_bytes()},
+            {"gradients", n, sync_.bytes()},
+            {"moments", plane_count * n, state_.size_bytes()}};
+  }
 
   /// Everything in layout order, in host memory; state plane by plane.
   void read(stream& s, std::vector<float>& parameters, std::vector<float>& state) {
@@ -207,6 +214,17 @@ class sharded {
   void verify(stream& s) {
     opt_.wait_all(s);
     verify_replicas(opt_.communicator(), std::span(opt_.parameters()), s);
+  }
+  [[nodiscard]] std::vector<memory_line> memory() const {
+    std::vector<memory_line> lines;
+    const memory_table plan = memory_of(opt_.plan()), real = memory_of(opt_.in_use());
+    for (std::size_t k = 0; k < plan.rows().size(); ++k) {
+      const memory_row &p = plan.rows()[k], &r = real.rows()[k];
+      lines.push_back({std::string(p.what), p.device, r.device});
+      if (p.host > 0) lines.push_back({detail::cat(p.what, " (host)"), p.host, r.host});
+    }
+    if constexpr (narrow) lines.push_back({"fp32 copies", copies_->bytes(), copies_->bytes()});
+    return lines;
   }
   void read(stream&, std::vector<float>& parameters, std::vector<float>& state) {
     whole_state all = collect(opt_);

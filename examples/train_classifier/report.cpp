@@ -62,6 +62,19 @@ std::string result_json(const training_result& r, const config& c, const dataset
   return j.dump(1) + "\n";
 }
 
+std::string fit_json(const fit_result& r, std::size_t batch) {
+  nlohmann::ordered_json j;
+  for (const fit_trial& t : r.trials)
+    j["fit"]["trials"].push_back({{"micro_batch", t.micro_batch},
+                                  {"bytes", t.bytes},
+                                  {"run", t.run},
+                                  {"fits", t.why.empty()},
+                                  {"why", t.why}});
+  j["fit"]["micro_batch"] = r.best;
+  j["fit"]["batch"] = batch;
+  return j.dump(1) + "\n";
+}
+
 std::string metrics_csv(const training_result& r, const config& c) {
   std::string text = "step,epoch,loss,learning_rate,val_accuracy\n";
   const warmup_cosine schedule{.warmup = r.plan.warmup, .total = r.plan.horizon};

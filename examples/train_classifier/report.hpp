@@ -3,6 +3,7 @@
 #pragma once
 
 #include "train_classifier/dataset.hpp"
+#include "train_classifier/fit.hpp"
 #include "train_classifier/trainer.hpp"
 
 #include <cstddef>
@@ -35,5 +36,8 @@ struct run_facts {
 /// comparison, pictures that it got right, one or two of each kind.
 [[nodiscard]] std::string contact_sheet(const evaluation& e, const dataset& d,
                                         std::size_t mistakes = 60, std::size_t correct = 20);
+
+/// {"fit": {"micro_batch", "batch", "trials": [{"micro_batch", "bytes", "run", "fits", "why"}]}}
+[[nodiscard]] std::string fit_json(const fit_result& r, std::size_t batch);
 
 } // namespace polyrank::examples

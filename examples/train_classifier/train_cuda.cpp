@@ -62,6 +62,9 @@ std::string cuda_training::precision() const {
   return "fp16";
 }
 
+memory_state cuda_training::memory() const { return cuda_ops::memory(); }
+void cuda_training::abort(const std::string& cause) { state_->comm.abort(cause); }
+
 std::uint64_t cuda_training::wire_bytes() const { return state_->comm.bytes_sent(); }
 
 training_result cuda_training::run(const config& asked, const dataset& data,

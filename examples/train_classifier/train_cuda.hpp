@@ -32,6 +32,11 @@ class cuda_training {
   /// See train(). Writes the trace that the configuration asks for. @collective
   [[nodiscard]] training_result run(const config& c, const dataset& data, const train_options& o);
 
+  /// Of this rank's GPU.
+  [[nodiscard]] memory_state memory() const;
+  /// Makes the other ranks' run() throw aborted_error.
+  void abort(const std::string& cause);
+
   /// Bytes that this rank sent over NCCL.
   [[nodiscard]] std::uint64_t wire_bytes() const;
 

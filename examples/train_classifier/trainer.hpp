@@ -75,7 +75,7 @@ struct train_options {
   std::function<bool()> stop{}; ///< whether this rank was asked to save and stop
   hang::ring* ring = nullptr;   ///< of this rank, where it is watched
   std::function<void(const std::string& line, bool problem)> say{}; ///< of rank 0
-  hang::ring* ring = nullptr; ///< learns what a pipeline is at
+  std::function<void(std::size_t steps)> watch{}; ///< called after each step, and at the end
 };
 
 /// One run with one way to keep weights over the ranks (parallel.hpp). Use train().
@@ -129,6 +129,7 @@ class trainer {
         result.final_loss = from->loss;
       }
     }
+    say_memory();
     const std::size_t first = result.first_step;
     if (first > plan_.steps)
       throw on_every_rank(usage_error(detail::cat("--resume: the checkpoint has made ", first,
@@ -155,6 +156,10 @@ class trainer {
       f.done.record(stream_);
       f.used = true;
       ++made;
+      if (options_.watch) {
+        stream_.synchronize();
+        options_.watch(step + 1);
+      }
       if (config_.digest_every > 0 && (step + 1) % config_.digest_every == 0)
         note_digests(digests, step + 1);
 
@@ -200,6 +205,7 @@ class trainer {
     result.test = evaluate(data_.test);
     parallel_.read(stream_, result.parameters, result.state);
     result.digest = digest(result);
+    if (options_.watch) options_.watch(plan_.steps + 1);
     return result;
   }
 
@@ -246,6 +252,13 @@ class trainer {
 
   void say(const std::string& text, bool problem) const {
     if (options_.say) options_.say(text, problem);
+  }
+
+  void say_memory() {
+    std::vector<memory_line> lines = parallel_.memory();
+    const std::size_t rows = std::max(plan_.rows_per_block, eval_rows);
+    lines.push_back({"activations", mlp<Ops>::bytes_for(shape_, rows), model_.bytes()});
+    say(memory_text(lines, ops_.memory()), false);
   }
 
   void assemble(const sampler& rows, range mine, std::size_t step, batch& b) const {

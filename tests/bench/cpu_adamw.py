@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""CPU AdamW beside PyTorch's fused one: interleaved steps in one run, medians, JSON lines.
+"""CPU AdamW beside PyTorch's fused one, and DeepSpeed's where it is installed: interleaved steps in
+one run, medians, JSON lines.
 
 usage: cpu_adamw.py [--program build/bin/cpu_adamw_bench] [--parameters N] [--threads T] [--repetitions R]
 
 fp32: the step alone. bf16: what offload does with a gradient in bf16 that must become values in
-bf16; PyTorch casts the gradient, steps in fp32, casts the values. Ratios are PyTorch's time / ours.
+bf16; the others cast the gradient, step in fp32, cast the values. Ratios are their time / ours.
 Needs PyTorch in the running Python. Exits with 77 without it.
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -22,6 +23,10 @@ try:
 except ImportError:
     print("cpu_adamw: no PyTorch here", file=sys.stderr)
     sys.exit(77)
+try:
+    from deepspeed.ops.adam import DeepSpeedCPUAdam  # builds itself at the first use
+except ImportError:
+    DeepSpeedCPUAdam = None
 
 
 def main() -> int:
@@ -43,34 +48,45 @@ def main() -> int:
         ours.stdin.flush()
         return float(ours.stdout.readline())
 
-    weights = torch.ones(options.parameters, requires_grad=True)
-    weights.grad = torch.full((options.parameters,), 0.01)
-    optimizer = torch.optim.AdamW([weights], lr=1e-3, fused=True)
-    gradient16 = weights.grad.to(torch.bfloat16)
-    values16 = weights.detach().to(torch.bfloat16)
+    def stepper(make):
+        weights = torch.ones(options.parameters, requires_grad=True)
+        weights.grad = torch.full((options.parameters,), 0.01)
+        optimizer = make([weights])
+        gradient16 = weights.grad.to(torch.bfloat16)
+        values16 = weights.detach().to(torch.bfloat16)
 
-    def torch_step(precision: str) -> float:
-        start = time.perf_counter()
-        if precision == "bf16":
-            weights.grad.copy_(gradient16)
-        optimizer.step()
-        if precision == "bf16":
-            with torch.no_grad():
-                values16.copy_(weights)
-        return (time.perf_counter() - start) * 1e3
+        def step(precision: str) -> float:
+            start = time.perf_counter()
+            if precision == "bf16":
+                weights.grad.copy_(gradient16)
+            optimizer.step()
+            if precision == "bf16":
+                with torch.no_grad():
+                    values16.copy_(weights)
+            return (time.perf_counter() - start) * 1e3
+
+        return step
+
+    steppers = {"polyrank": our_step,
+                "pytorch": stepper(lambda w: torch.optim.AdamW(w, lr=1e-3, fused=True))}
+    if DeepSpeedCPUAdam is not None:
+        steppers["deepspeed"] = stepper(lambda w: DeepSpeedCPUAdam(w, lr=1e-3, adamw_mode=True))
 
     for precision in ("fp32", "bf16"):
-        mine, theirs = [], []
+        times = {name: [] for name in steppers}
         for repetition in range(options.repetitions + 1):
-            a, b = our_step(precision), torch_step(precision)
-            if repetition > 0:  # the first warms up
-                mine.append(a)
-                theirs.append(b)
-        a, b = statistics.median(mine), statistics.median(theirs)
-        print(json.dumps({"bench": "cpu_adamw", "precision": precision, "threads": options.threads,
-                          "parameters": options.parameters, "polyrank_ms": round(a, 3),
-                          "pytorch_ms": round(b, 3), "pytorch": torch.__version__,
-                          "ratio": round(b / a, 3)}), flush=True)
+            for name, step in steppers.items():
+                took = step(precision)
+                if repetition > 0:  # the first warms up
+                    times[name].append(took)
+        medians = {name: statistics.median(all_times) for name, all_times in times.items()}
+        line = {"bench": "cpu_adamw", "precision": precision, "threads": options.threads,
+                "parameters": options.parameters, "pytorch": torch.__version__}
+        for name, median in medians.items():
+            line[f"{name}_ms"] = round(median, 3)
+            if name != "polyrank":
+                line[f"{name}_ratio"] = round(median / medians["polyrank"], 3)
+        print(json.dumps(line), flush=True)
     ours.stdin.close()
     return ours.wait()
 

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <vector>
 
 using namespace polyrank;
@@ -115,6 +116,32 @@ TEST_CASE("update_mixed: every level gives the bits of one element at a time", "
   check_levels<adamw, float, bf16>(hyper);
   check_levels<lion, bf16, float>(lion::at({.lr = 0.1}, 1));
   check_levels<sgd, bf16, bf16>(sgd::at({.lr = 0.1, .momentum = 0.9, .nesterov = true}, 2));
+}
+
+template <class V>
+static void check_streams() {
+  const std::size_t n = 100'003; // long enough to go past the caches
+  const adamw::hyper hyper = adamw::at({.lr = 0.1}, 3);
+  for (const simd_level level : all_simd_levels) {
+    if (!simd_supported(level)) continue;
+    tensors<adamw, bf16, V> plain(n), aligned(n);
+    std::vector<V> room(n + 64);
+    void* start = room.data();
+    std::size_t space = room.size() * sizeof(V);
+    V* const value = static_cast<V*>(std::align(64, n * sizeof(V), start, space));
+    auto unaligned = plain.range(0, n), streamed = aligned.range(0, n);
+    streamed.value = {value, n};
+    update_mixed<adamw, bf16, V>(unaligned, hyper, 0.125f, level);
+    update_mixed<adamw, bf16, V>(streamed, hyper, 0.125f, level);
+    REQUIRE(same_bytes(std::vector<V>(value, value + n), plain.value));
+    REQUIRE(same_bytes(aligned.master, plain.master));
+  }
+}
+
+TEST_CASE("update_mixed: values that go past the caches have the same bits", "[mixed]") {
+  check_streams<float>();
+  check_streams<bf16>();
+  check_streams<fp16>();
 }
 
 TEST_CASE("16-bit values are rounded as everywhere: ties, overflow, NaN", "[mixed]") {

@@ -129,7 +129,7 @@ POLYRANK_AVX512 lanes load(const fp16* from) noexcept {
   return put(_mm512_maskz_cvtph_ps(0xffff, load_words(from)));
 }
 /// As bf16(float): to nearest, ties to even; NaN stays NaN.
-POLYRANK_AVX512 void store(const lanes& a, bf16* to) noexcept {
+POLYRANK_AVX512 __m256i narrowed(const lanes& a, const bf16*) noexcept {
   const __m512i u = _mm512_castps_si512(get(a));
   const __m512i high = _mm512_maskz_srli_epi32(0xffff, u, 16);
   const __m512i odd = _mm512_maskz_and_epi32(0xffff, high, _mm512_set1_epi32(1));
@@ -138,12 +138,22 @@ POLYRANK_AVX512 void store(const lanes& a, bf16* to) noexcept {
   __m512i out = _mm512_maskz_srli_epi32(0xffff, raised, 16);
   const __mmask16 nan = _mm512_cmp_ps_mask(get(a), get(a), _CMP_UNORD_Q);
   out = _mm512_mask_or_epi32(out, nan, high, _mm512_set1_epi32(0x40));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi32_epi16(0xffff, out));
+  return _mm512_maskz_cvtepi32_epi16(0xffff, out);
 }
-POLYRANK_AVX512 void store(const lanes& a, fp16* to) noexcept {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
-                      _mm512_maskz_cvtps_ph(0xffff, get(a), _MM_FROUND_TO_NEAREST_INT));
+POLYRANK_AVX512 __m256i narrowed(const lanes& a, const fp16*) noexcept {
+  return _mm512_maskz_cvtps_ph(0xffff, get(a), _MM_FROUND_TO_NEAREST_INT);
 }
+template <class T>
+POLYRANK_AVX512 void store(const lanes& a, T* to) noexcept {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrowed(a, to));
+}
+/// Past the caches, to an address that is a multiple of all lanes; fence() makes it visible.
+template <class T>
+POLYRANK_AVX512 void stream(const lanes& a, T* to) noexcept {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), narrowed(a, to));
+}
+POLYRANK_AVX512 void stream(const lanes& a, float* to) noexcept { _mm512_stream_ps(to, get(a)); }
+POLYRANK_AVX512 void fence() noexcept { _mm_sfence(); }
 
 } // namespace ieee::avx512
 #undef POLYRANK_AVX512
@@ -191,7 +201,7 @@ POLYRANK_AVX2 lanes load(const bf16* from) noexcept {
 POLYRANK_AVX2 lanes load(const fp16* from) noexcept {
   return put(_mm256_cvtph_ps(load_words(from)));
 }
-POLYRANK_AVX2 void store(const lanes& a, bf16* to) noexcept {
+POLYRANK_AVX2 __m128i narrowed(const lanes& a, const bf16*) noexcept {
   const __m256i u = _mm256_castps_si256(get(a)), high = _mm256_srli_epi32(u, 16);
   const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
   const __m256i rounded =
@@ -200,12 +210,21 @@ POLYRANK_AVX2 void store(const lanes& a, bf16* to) noexcept {
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(get(a), get(a), _CMP_UNORD_Q));
   const __m256i out = _mm256_blendv_epi8(rounded, quiet, nan);
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(out, out), 0x08);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(words));
+  return _mm256_castsi256_si128(words);
 }
-POLYRANK_AVX2 void store(const lanes& a, fp16* to) noexcept {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
-                   _mm256_cvtps_ph(get(a), _MM_FROUND_TO_NEAREST_INT));
+POLYRANK_AVX2 __m128i narrowed(const lanes& a, const fp16*) noexcept {
+  return _mm256_cvtps_ph(get(a), _MM_FROUND_TO_NEAREST_INT);
 }
+template <class T>
+POLYRANK_AVX2 void store(const lanes& a, T* to) noexcept {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), narrowed(a, to));
+}
+template <class T>
+POLYRANK_AVX2 void stream(const lanes& a, T* to) noexcept {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(to), narrowed(a, to));
+}
+POLYRANK_AVX2 void stream(const lanes& a, float* to) noexcept { _mm256_stream_ps(to, get(a)); }
+POLYRANK_AVX2 void fence() noexcept { _mm_sfence(); }
 
 } // namespace ieee::avx2
 #undef POLYRANK_AVX2

@@ -85,7 +85,20 @@ struct baseline_lanes {
     store(a, wide);
     for (std::size_t i = 0; i < width; ++i) to[i] = static_cast<T>(wide[i]);
   }
+  template <class T>
+  static void stream(ieee::pack a, T* to) noexcept {
+    store(a, to);
+  }
+  static void fence() noexcept {}
 };
+
+/// Whether the values of a range go past the caches: nobody reads so many before they are evicted,
+/// and a plain store would read each line first. `lanes` elements must be aligned as a whole.
+template <class V>
+[[nodiscard]] bool streams(const V* value, std::size_t count, std::size_t lanes) noexcept {
+  return count * sizeof(V) >= (std::size_t{1} << 17) &&
+         reinterpret_cast<std::uintptr_t>(value) % (lanes * sizeof(V)) == 0;
+}
 
 // The loop of one level. The text is the same; the attributes cannot be template arguments.
 #define POLYRANK_UPDATE_LOOP(NAME, ATTRIBUTES, LANES, WIDTH, OPERATIONS)                           \
@@ -94,6 +107,7 @@ struct baseline_lanes {
                        float factor) noexcept {                                                    \
     constexpr std::size_t states = O::state_count;                                                 \
     std::size_t i = 0;                                                                             \
+    const bool past = streams(r.value, n, WIDTH);                                                  \
     for (; i < n - n % (WIDTH); i += (WIDTH)) {                                                    \
       LANES s[states == 0 ? 1 : states];                                                           \
       for (std::size_t k = 0; k < states; ++k) s[k] = OPERATIONS::load(r.state[k] + i);            \
@@ -101,8 +115,13 @@ struct baseline_lanes {
       const LANES p = O::update(OPERATIONS::load(r.master + i), g, s, h);                          \
       OPERATIONS::store(p, r.master + i);                                                          \
       for (std::size_t k = 0; k < states; ++k) OPERATIONS::store(s[k], r.state[k] + i);            \
-      if (r.value != nullptr) OPERATIONS::store(p, r.value + i);                                   \
+      if (r.value == nullptr) continue;                                                            \
+      if (past)                                                                                    \
+        OPERATIONS::stream(p, r.value + i);                                                        \
+      else                                                                                         \
+        OPERATIONS::store(p, r.value + i);                                                         \
     }                                                                                              \
+    if (past) OPERATIONS::fence();                                                                 \
     for (; i < n; ++i) r.update_one(i, h, factor);                                                 \
   }
 
