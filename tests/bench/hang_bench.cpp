@@ -94,7 +94,7 @@ void verdict_time(int ranks, std::size_t slots) {
       word* table = w + layout::header_words;
       flight_recorder recorder(std::span<word>(table + comm_entry::words, slots * record::words),
                                w[layout::f_next], w[layout::f_comms],
-                               std::span<word>(table, comm_entry::words));
+                               std::span<word>(table, comm_entry::words), w);
       comm_history comm;
       recorder.attach(0, everyone, 0);
       for (std::size_t k = 0; k < slots + 10; ++k) {

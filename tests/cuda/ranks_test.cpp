@@ -431,6 +431,60 @@ TEST_CASE("memory comes from the caller's resource, all of it at construction") 
   MPI_REQUIRE(MPI_COMM_WORLD, pool.bytes == 0);
 }
 
+TEST_CASE("the GPU itself tells the recorder what has begun and what is done") {
+  auto& comm = shared_comm();
+  MPI_REQUIRE(MPI_COMM_WORLD, comm.warnings().empty()); // or it cannot write
+  auto& recorder = shared->w.recorder();
+  stream s = comm.make_stream();
+  auto x = up(std::vector<float>(1000, 1.0f));
+  const auto sum = [&] { comm.all_reduce<float>(x.span(), x.span(), reduce_op::sum, on(s, "sum")); };
+  const auto last = [&](std::uint64_t back = 0) {
+    hang::record r;
+    REQUIRE(recorder.read(recorder.size() - 1 - back, r));
+    return r;
+  };
+  sum();
+  s.synchronize();
+  test::delay(s, 300ms);
+  sum();
+  const auto blocked = last();
+  s.synchronize();
+  const auto done = last();
+  MPI_REQUIRE(MPI_COMM_WORLD, (blocked.started_ns == 0 && blocked.done_ns == 0));
+  MPI_REQUIRE(MPI_COMM_WORLD, (done.started_ns != 0 && done.finished()));
+
+  test::delay(s, 300ms);
+  comm.group(s, [&] {
+    sum();
+    sum();
+  });
+  const bool waits = last(1).started_ns == 0 && !last().finished();
+  s.synchronize();
+  MPI_REQUIRE(MPI_COMM_WORLD, (waits && last(1).finished() && last().finished()));
+
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  cuda::check(cudaStreamBeginCapture(s.native(), cudaStreamCaptureModeThreadLocal), "capture");
+  sum();
+  sum();
+  cuda::check(cudaStreamEndCapture(s.native(), &graph), "cudaStreamEndCapture");
+  cuda::check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  const auto captured = last();
+  test::delay(s, 300ms);
+  for (int i = 0; i < 3; ++i) cuda::check(cudaGraphLaunch(exec, s.native()), "cudaGraphLaunch");
+  const auto before = last();
+  s.synchronize();
+  const auto first = last(1), second = last();
+  MPI_REQUIRE(MPI_COMM_WORLD, (captured.in_graph && captured.replay == 0 && captured.finished()));
+  MPI_REQUIRE(MPI_COMM_WORLD, before.replay == 0);
+  MPI_REQUIRE(MPI_COMM_WORLD, (first.replay == 3 && second.replay == 3 && second.finished()));
+  sum(); // the communicator goes on without the graph
+  s.synchronize();
+  MPI_REQUIRE(MPI_COMM_WORLD, (!last().in_graph && last().finished()));
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+}
+
 TEST_CASE("a message of more than 2^31 elements") {
   auto& comm = shared_comm();
   if (comm.size() > 2) return; // over sockets it would take long

@@ -36,7 +36,7 @@ class fake_rank {
         std::span<hang::word>(table + comm_slots * hang::comm_entry::words,
                               slots * hang::record::words),
         words_[f_next], words_[f_comms],
-        std::span<hang::word>(table, comm_slots * hang::comm_entry::words));
+        std::span<hang::word>(table, comm_slots * hang::comm_entry::words), words_.get());
     sample_.rank = rank;
     sample_.process = hang::process_state::running;
   }

@@ -42,18 +42,19 @@ int run_collect(const collect_flags& flags);
 int run_attach(const collect_flags& flags);
 
 struct inject_flags {
-  std::string scenario;
+  std::string scenario, backend = "host";
   int rank = 2;
   int steps = 12;
 };
 /// One rank of a job in which something goes wrong. Under mpirun.
 int run_inject(int argc, char** argv, const inject_flags& flags);
+int run_inject_cuda(int argc, char** argv, const inject_flags& flags);
 
 struct selftest_flags {
   int ranks = 4;
   double deadline = 2; ///< seconds
   std::vector<std::string> only;
-  std::string json, markdown, cluster, mpirun = "mpirun";
+  std::string json, markdown, cluster, mpirun = "mpirun", backend = "host";
   bool quiet = false, list = false;
 };
 /// Injects each fault into a job of its own and judges the verdict. Exit code 1 if any is wrong.

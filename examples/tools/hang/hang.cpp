@@ -77,6 +77,7 @@ int main(int argc, char** argv) {
   fault->add_option("SCENARIO", inject.scenario, "What goes wrong")->required();
   fault->add_option("--rank", inject.rank, "The rank at fault")->type_name("R");
   fault->add_option("--steps", inject.steps, "Steps of the job")->type_name("S");
+  fault->add_option("--backend", inject.backend, "host (default) or cuda");
 
   selftest_flags self;
   CLI::App* test = app.add_subcommand("selftest", "Inject each fault and judge the verdict");
@@ -93,6 +94,8 @@ int main(int argc, char** argv) {
                    "Run them on two hosts by this script (scripts/fake_cluster.sh)")
       ->type_name("FILE");
   test->add_option("--mpirun", self.mpirun, "The launcher")->type_name("FILE");
+  test->add_option("--backend", self.backend,
+                   "host (default), or cuda: ranks with NCCL, which may share a GPU");
   test->add_option("--json", self.json, "Write the results to FILE")->type_name("FILE");
   test->add_option("--markdown", self.markdown, "Write them as a table to FILE")->type_name("FILE");
   test->add_flag("--quiet", self.quiet, "Print failures and the last line only");

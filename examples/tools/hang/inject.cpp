@@ -1,198 +1,22 @@
-// A small training loop in which one rank does something wrong: what the selftest runs.
+// inject on the host backend, and what all backends have in common.
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/hang/commands.hpp"
-
-#include <polyrank/launch/run.hpp>
-
-#include <array>
-#include <atomic>
-#include <chrono>
-#include <csignal>
-#include <cstdio>
-#include <cstdlib>
-#include <stdexcept>
-#include <string>
-#include <string_view>
-#include <thread>
-#include <vector>
-
-#include <unistd.h>
+#include "tools/hang/inject_job.hpp"
 
 namespace polyrank::examples {
 namespace {
 
-using namespace std::chrono_literals;
+struct host_side {
+  using communicator = host::communicator;
+  using stream = host::stream;
 
-constexpr int fault_step = 5;
-constexpr std::array<std::size_t, 3> buckets{60000, 40000, 20000};
-
-/// The selftest's clock starts at this line.
-void announce() {
-  std::fputs("fault now\n", stderr);
-  std::fflush(stderr);
-}
-[[noreturn]] void sleep_forever() {
-  for (;;) std::this_thread::sleep_for(1h);
-}
-
-class job {
- public:
-  job(launch::world& world, const inject_flags& flags)
-      : world_(world), flags_(flags), what_(flags.scenario), comm_(world.communicator()),
-        other_(world.communicator()), half_(comm_.split(comm_.rank() % 2, comm_.rank())),
-        stream_(comm_.make_stream()), data_(buckets[0], 1.0f), whole_(std::size_t{1} << 20, 1.0f),
-        doubles_(buckets[0], 1.0) {}
-
-  int run() {
-    for (int step = 0; step < flags_.steps; ++step) {
-      const bool here = step >= fault_step && world_.rank() == flags_.rank;
-      if (what_ == "fork" || what_ == "op") std::this_thread::sleep_for(30ms);
-      if (what_ == "late" && world_.rank() == flags_.rank) std::this_thread::sleep_for(5s);
-      if (what_ == "save") {
-        std::this_thread::sleep_for(10ms);
-        if (comm_.control().all_reduce_max(world_.save_requested() ? 1 : 0) != 0) return 75;
-      }
-      if (what_ == "straggler" && world_.rank() == flags_.rank) std::this_thread::sleep_for(100ms);
-      if (step == fault_step) {
-        if (here) announce();
-        if (!all_ranks(here)) return 0;
-        if (here && !before_step()) return 0;
-      }
-      for (std::size_t b = 0; b < buckets.size(); ++b) {
-        if (step == fault_step && here && b == 1) {
-          if (what_ == "skip") continue;
-          if (instead_of_bucket()) continue;
-        }
-        all_reduce(b);
-      }
-      stream_.synchronize();
-    }
-    return 0;
+  static communicator join(launch::world& world) { return world.communicator(); }
+  static std::pmr::memory_resource& memory() { return host::backend::memory(); }
+  static void block(stream& s) { s.enqueue([] { sleep_forever(); }); }
+  template <class Body>
+  static void capture(stream&, Body) {
+    throw usage_error("inject: graphs need --backend cuda");
   }
-
- private:
-  void all_reduce(std::size_t b, reduce_op op = reduce_op::sum) {
-    const std::span<float> x(data_.data(), buckets[b]);
-    comm_.all_reduce<float>(x, x, op, on(stream_, "bucket " + std::to_string(b)));
-  }
-
-  /// What the faulty rank does before the step; false: it leaves.
-  bool before_step() {
-    if (what_ == "sleep") sleep_forever();
-    if (what_ == "stop") ::raise(SIGSTOP);
-    if (what_ == "kill") ::raise(SIGKILL);
-    if (what_ == "abort") {
-      ::signal(SIGABRT, SIG_DFL); // MPI's handler prints a page
-      std::abort();
-    }
-    if (what_ == "throw") throw std::runtime_error("deliberate failure");
-    if (what_ == "exit") ::_exit(0);
-    if (what_ == "leave") return false;
-    if (what_ == "extra") {
-      all_reduce(2);
-      stream_.synchronize();
-    }
-    if (what_ == "stream") stream_.enqueue([] { sleep_forever(); });
-    if (what_ == "spin")
-      for (std::atomic<int> x{0};; x.fetch_add(1, std::memory_order_relaxed)) {
-      }
-    if (what_ == "fork" && ::fork() == 0) {
-      std::this_thread::sleep_for(6s);
-      ::_exit(0);
-    }
-    if (what_ == "cut" && std::system("ip link set eth0 down") != 0)
-      throw std::runtime_error("cannot take eth0 down");
-    if (what_ == "pause") {
-      const auto pause = world_.ring()->pause("checkpoint");
-      std::this_thread::sleep_for(3 * deadline());
-    }
-    if (what_ == "slow") std::this_thread::sleep_for(deadline() / 2);
-    return true;
-  }
-
-  /// What the faulty rank does instead of its second bucket; false: nothing.
-  bool instead_of_bucket() {
-    const std::span<float> x(data_.data(), buckets[1]);
-    if (what_ == "count") {
-      comm_.all_reduce<float>(x.first(39999), x.first(39999), reduce_op::sum,
-                              on(stream_, "bucket 1"));
-    } else if (what_ == "type") {
-      const std::span<double> y(doubles_.data(), buckets[1]);
-      comm_.all_reduce<double>(y, y, reduce_op::sum, on(stream_, "bucket 1"));
-    } else if (what_ == "op") {
-      all_reduce(1, reduce_op::max);
-    } else if (what_ == "kind") {
-      comm_.broadcast<float>(x, 0, on(stream_, "bucket 1"));
-    } else {
-      return false;
-    }
-    return true;
-  }
-
-  /// Faults in which all ranks take part; false: nothing is left to do.
-  bool all_ranks(bool here) {
-    const int n = world_.size(), me = world_.rank();
-    const std::span<float> x(whole_);
-    if (what_ == "root") {
-      comm_.broadcast<float>(x, here ? 1 : 0, on(stream_, "weights"));
-      stream_.synchronize();
-    } else if (what_ == "order") {
-      const auto first = [&] {
-        comm_.all_reduce<float>(x, x, reduce_op::sum, on(stream_, "first"));
-      };
-      const auto second = [&] {
-        other_.all_reduce<float>(x, x, reduce_op::sum, on(stream_, "second"));
-      };
-      if (here) second();
-      first();
-      if (!here) second();
-      stream_.synchronize();
-    } else if (what_ == "subgroup") {
-      if (here) sleep_forever();
-      const std::span<float> y(data_);
-      half_.all_reduce<float>(y, y, reduce_op::sum, on(stream_, "half"));
-      stream_.synchronize();
-    } else if (what_ == "send_send" && (me == 0 || me == flags_.rank)) {
-      const int peer = me == 0 ? flags_.rank : 0;
-      comm_.exchange<float>({send_to<float>(peer, std::span<const float>(x))}, on(stream_, "send"));
-      comm_.exchange<float>({receive_from<float>(peer, x)}, on(stream_, "receive"));
-      stream_.synchronize();
-    } else if (what_ == "ring") {
-      comm_.exchange<float>({send_to<float>((me + 1) % n, std::span<const float>(x))},
-                            on(stream_, "to next"));
-      comm_.exchange<float>({receive_from<float>((me + n - 1) % n, x)},
-                            on(stream_, "from previous"));
-      stream_.synchronize();
-    } else if (what_ == "pipeline") { // stage after stage; the faulty one never sends
-      if (me > 0)
-        comm_.exchange<float>({receive_from<float>(me - 1, x)}, on(stream_, "activations"));
-      stream_.synchronize();
-      if (here) sleep_forever();
-      if (me + 1 < n)
-        comm_.exchange<float>({send_to<float>(me + 1, std::span<const float>(x))},
-                              on(stream_, "activations"));
-      stream_.synchronize();
-    } else if (what_ == "barrier") {
-      if (here) sleep_forever();
-      const auto phase = world_.ring()->phase(hang::host_state::mpi, "MPI_Barrier");
-      MPI_Barrier(MPI_COMM_WORLD);
-    }
-    return true;
-  }
-
-  [[nodiscard]] static std::chrono::milliseconds deadline() {
-    const char* text = std::getenv("POLYRANK_HANG_DEADLINE");
-    return std::chrono::milliseconds(
-        static_cast<long>(1000 * (text != nullptr ? std::strtod(text, nullptr) : 2)));
-  }
-
-  launch::world& world_;
-  const inject_flags& flags_;
-  std::string what_;
-  host::communicator comm_, other_, half_;
-  host::stream stream_;
-  std::vector<float> data_, whole_;
-  std::vector<double> doubles_;
+  static void replay(stream&) {}
 };
 
 } // namespace
@@ -208,7 +32,10 @@ int run_inject(int argc, char** argv, const inject_flags& flags) {
     announce();
     sleep_forever();
   }
-  return launch::run(argc, argv, [&](launch::world& world) { return job(world, flags).run(); });
+  if (flags.backend == "cuda") return run_inject_cuda(argc, argv, flags);
+  expects(flags.backend == "host", "inject: --backend is host or cuda, not '", flags.backend, "'");
+  return launch::run(argc, argv,
+                     [&](launch::world& world) { return job<host_side>(world, flags).run(); });
 }
 
 } // namespace polyrank::examples

@@ -34,123 +34,57 @@ namespace {
 
 using steady = std::chrono::steady_clock;
 
+/// Where a scenario makes sense.
+enum class on : std::uint8_t { both, host, cluster, cuda };
+
 struct scenario {
   std::string_view name;
+  std::string_view what;
   std::string_view verdict; ///< expected in the headline; empty: there must be none
   std::string_view says;    ///< another part of the headline: the place, the state
   std::vector<int> codes;   ///< exit codes of mpirun that are right
-  bool death = false;       ///< must be told within 2 s, whatever the deadline
-  bool names_rank = true;   ///< the headline names the rank at fault
-  int rank = 2;
-  bool cluster_only = false;
-  std::string_view what{};
+  on where = on::both;
+  int rank = 2;           ///< at fault
+  bool death = false;     ///< must be told within 2 s, whatever the deadline
+  bool names_rank = true; ///< the headline names the rank at fault
 };
 
 const std::vector<scenario>& scenarios() {
   // mpirun's own codes: 137 and 134 for a rank that a signal ended.
   static const std::vector<scenario> all{
-      {"skip", "NEVER_ENTERED", "\"bucket 1\"", {82}, false, true, 2, false, "skips a collective"},
-      {"sleep", "NEVER_ENTERED", "\"bucket 0\"", {82}, false, true, 2, false, "sleeps"},
-      {"spin",
-       "NEVER_ENTERED",
-       "main thread runs",
-       {82},
-       false,
-       true,
-       2,
-       false,
-       "computes for ever"},
-      {"stop", "NEVER_ENTERED", "SIGSTOP", {82}, false, true, 2, false, "is stopped"},
-      {"stop_first", "NEVER_ENTERED", "SIGSTOP", {82}, false, true, 0, false, "rank 0 is stopped"},
-      {"kill", "RANK_DEAD", "\"bucket 0\"", {80, 137}, true, true, 2, false, "SIGKILL"},
-      {"kill_first",
-       "RANK_DEAD",
-       "\"bucket 0\"",
-       {80, 137},
-       true,
-       true,
-       0,
-       false,
-       "rank 0: SIGKILL"},
-      {"abort", "RANK_DEAD", "\"bucket 0\"", {80, 134}, true, true, 2, false, "SIGABRT"},
-      {"throw", "RANK_DEAD", "deliberate failure", {1}, true, true, 2, false, "throws"},
-      {"exit", "RANK_DEAD", "\"bucket 0\"", {80, 1, 0}, true, true, 2, false, "_exit(0)"},
-      {"leave", "RANK_DEAD", "left the program", {80}, false, true, 2, false, "returns early"},
-      {"count", "MISMATCH", "x 39999", {81}, false, true, 2, false, "another count"},
-      {"type", "MISMATCH", "f64", {81}, false, true, 2, false, "another type"},
-      {"op", "MISMATCH", "max", {81}, false, true, 2, false, "another operator"},
-      {"kind", "MISMATCH", "broadcast", {81}, false, true, 2, false, "another collective"},
-      {"root", "MISMATCH", "root 1", {81}, false, true, 2, false, "another root"},
-      {"extra", "MISMATCH", "\"bucket 2\"", {81}, false, true, 2, false, "one collective too many"},
-      {"order",
-       "ORDER_INVERSION",
-       "\"second\"",
-       {83},
-       false,
-       true,
-       2,
-       false,
-       "two communicators, other order"},
-      {"send_send", "P2P_CYCLE", "send to", {83}, false, true, 2, false, "both send first"},
-      {"ring", "P2P_CYCLE", "\"to next\"", {83}, false, true, 2, false, "a ring of sends"},
-      {"pipeline",
-       "NEVER_ENTERED",
-       "receive from",
-       {82},
-       false,
-       true,
-       1,
-       false,
-       "a stage never sends"},
-      {"subgroup",
-       "NEVER_ENTERED",
-       "\"half\"",
-       {82},
-       false,
-       true,
-       2,
-       false,
-       "sleeps; half of the ranks wait"},
-      {"stream",
-       "GPU_BLOCKED",
-       "\"bucket 0\"",
-       {84},
-       false,
-       true,
-       2,
-       false,
-       "its stream is blocked"},
-      {"barrier", "HOST", "MPI_Barrier", {86}, false, true, 2, false, "misses a barrier of MPI"},
-      {"init",
-       "INIT_TIMEOUT",
-       "MPI_Init",
-       {87},
-       false,
-       true,
-       2,
-       false,
-       "does not come to MPI_Init"},
-      {"straggler",
-       "STRAGGLER",
-       "is last in",
-       {0},
-       false,
-       true,
-       2,
-       false,
-       "100 ms late in each step"},
-      {"fork", "finding", "child(ren)", {0}, false, true, 2, false, "forks after start-up"},
-      {"pause", "", "", {0}, false, false, 2, false, "a declared pause of 3 deadlines"},
-      {"slow", "", "", {0}, false, false, 2, false, "half a deadline late"},
-      {"cut",
-       "TRANSPORT",
-       "dead or unreachable",
-       {85},
-       false,
-       false,
-       2,
-       true,
-       "its host's network is cut"},
+      {"skip", "skips a collective", "NEVER_ENTERED", "\"bucket 1\"", {82}},
+      {"sleep", "sleeps", "NEVER_ENTERED", "\"bucket 0\"", {82}},
+      {"spin", "computes for ever", "NEVER_ENTERED", "main thread runs", {82}},
+      {"stop", "is stopped", "NEVER_ENTERED", "SIGSTOP", {82}},
+      {"stop_first", "rank 0 is stopped", "NEVER_ENTERED", "SIGSTOP", {82}, on::both, 0},
+      {"kill", "SIGKILL", "RANK_DEAD", "\"bucket 0\"", {80, 137}, on::both, 2, true},
+      {"kill_first", "rank 0: SIGKILL", "RANK_DEAD", "\"bucket 0\"", {80, 137}, on::both, 0, true},
+      {"abort", "SIGABRT", "RANK_DEAD", "\"bucket 0\"", {80, 134}, on::both, 2, true},
+      {"throw", "throws", "RANK_DEAD", "deliberate failure", {1}, on::both, 2, true},
+      {"exit", "_exit(0)", "RANK_DEAD", "\"bucket 0\"", {80, 1, 0}, on::both, 2, true},
+      {"leave", "returns early", "RANK_DEAD", "left the program", {80}},
+      {"count", "another count", "MISMATCH", "x 39999", {81}},
+      {"type", "another type", "MISMATCH", "f64", {81}},
+      {"op", "another operator", "MISMATCH", "max", {81}},
+      {"kind", "another collective", "MISMATCH", "broadcast", {81}},
+      {"root", "another root", "MISMATCH", "root 1", {81}},
+      {"extra", "one collective too many", "MISMATCH", "\"bucket 2\"", {81}},
+      {"order", "two communicators, other order", "ORDER_INVERSION", "\"second\"", {83}},
+      {"send_send", "both send first", "P2P_CYCLE", "send to", {83}},
+      {"ring", "a ring of sends", "P2P_CYCLE", "\"to next\"", {83}},
+      {"pipeline", "a stage never sends", "NEVER_ENTERED", "receive from", {82}, on::both, 1},
+      {"subgroup", "sleeps; half of the ranks wait", "NEVER_ENTERED", "\"half\"", {82}},
+      {"stream", "its stream is blocked", "GPU_BLOCKED", "\"bucket 0\"", {84}},
+      {"graph", "stops replaying a graph", "NEVER_ENTERED", "replay 6", {82}, on::cuda},
+      {"barrier", "misses a barrier of MPI", "HOST", "MPI_Barrier", {86}},
+      {"init", "does not come to MPI_Init", "INIT_TIMEOUT", "MPI_Init", {87}},
+      {"join", "does not come to NCCL's start", "INIT_TIMEOUT", "NCCL", {87}, on::cuda},
+      {"straggler", "100 ms late in each step", "STRAGGLER", "is last in", {0}},
+      {"fork", "forks after start-up", "finding", "child(ren)", {0}},
+      {"pause", "a declared pause of 3 deadlines", "", "", {0}, on::both, 2, false, false},
+      {"slow", "half a deadline late", "", "", {0}, on::both, 2, false, false},
+      {"cut", "its host's network is cut", "TRANSPORT", "dead or unreachable", {85}, on::cluster, 2,
+       false, false},
   };
   return all;
 }
@@ -252,7 +186,7 @@ std::string judge(const scenario& s, const outcome& o, int rank, double deadline
     if (names_rank && o.headline.find("rank " + number) == std::string::npos &&
         o.headline.find("ranks " + number) == std::string::npos)
       bad("headline does not name rank " + number);
-    const bool has_site = o.headline.find(" at inject.cpp:") != std::string::npos;
+    const bool has_site = o.headline.find(" at inject_job.hpp:") != std::string::npos;
     if (!has_site && s.verdict != "HOST" && s.verdict != "INIT_TIMEOUT" && s.verdict != "finding" &&
         s.verdict != "TRANSPORT")
       bad("no call site");
@@ -260,7 +194,7 @@ std::string judge(const scenario& s, const outcome& o, int rank, double deadline
     if (s.verdict != "STRAGGLER" && s.verdict != "finding" && o.seconds > most)
       bad("told after " + std::to_string(o.seconds) + " s");
   }
-  if (!s.cluster_only && std::find(s.codes.begin(), s.codes.end(), o.code) == s.codes.end())
+  if (s.where != on::cluster && std::find(s.codes.begin(), s.codes.end(), o.code) == s.codes.end())
     bad("exit code " + std::to_string(o.code));
   if (o.left != 0) bad(std::to_string(o.left) + " processes left");
   return wrong;
@@ -278,6 +212,8 @@ int run_selftest(const selftest_flags& flags) {
     expects(std::any_of(scenarios().begin(), scenarios().end(),
                         [&](const scenario& s) { return s.name == name; }),
             "selftest: no scenario '", name, "'; --list shows them");
+  expects(flags.backend == "host" || flags.backend == "cuda",
+          "selftest: --backend is host or cuda, not '", flags.backend, "'");
   expects(flags.ranks >= 3, "selftest: a majority needs at least 3 ranks, got ", flags.ranks);
   const std::string self = fs::read_symlink("/proc/self/exe").string();
   fs::path folder = fs::temp_directory_path() / "polyrank_selftest_XXXXXX";
@@ -293,7 +229,9 @@ int run_selftest(const selftest_flags& flags) {
   int failures = 0, runs = 0;
   for (const scenario& s : scenarios()) {
     const bool chosen = std::find(flags.only.begin(), flags.only.end(), s.name) != flags.only.end();
-    if (flags.only.empty() ? s.cluster_only && flags.cluster.empty() : !chosen) continue;
+    const bool fits = s.where == on::both || (s.where == on::cluster && !flags.cluster.empty()) ||
+                      (s.where == on::cuda && flags.backend == "cuda");
+    if (flags.only.empty() ? !fits : !chosen) continue;
     for (const auto& entry : fs::directory_iterator(folder)) fs::remove_all(entry.path());
     const int rank = std::min(s.rank, flags.ranks - 1);
     std::string_view fault = s.name;
@@ -305,10 +243,11 @@ int run_selftest(const selftest_flags& flags) {
     else
       command = {flags.cluster, "2", std::to_string((flags.ranks + 1) / 2), "--"};
     command.insert(command.end(),
-                   {self, "inject", std::string(fault), "--rank", std::to_string(rank)});
+                   {self, "inject", std::string(fault), "--rank", std::to_string(rank),
+                    "--backend", flags.backend});
     if (s.name == "straggler" || s.name == "fork" || s.name == "op")
       command.insert(command.end(), {"--steps", s.name == "straggler" ? "60" : "120"});
-    const outcome o = run_job(command, folder, 20 + 8 * flags.deadline, s.cluster_only);
+    const outcome o = run_job(command, folder, 20 + 8 * flags.deadline, s.where == on::cluster);
     const std::string wrong = judge(s, o, rank, flags.deadline, !flags.cluster.empty());
     ++runs;
     failures += wrong.empty() ? 0 : 1;

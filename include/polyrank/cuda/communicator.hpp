@@ -75,9 +75,14 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
     const std::uint64_t mine = reinterpret_cast<std::uintptr_t>(native);
     const std::string first =
         line.all_gather({reinterpret_cast<const char*>(&mine), sizeof mine})[0];
-    return {
-        line,          session::view(native, line), device, recorder, options{}, hash_text(first),
-        everyone(line)};
+    scoped_device here(device);
+    return {line,
+            session::view(native, line, recorder),
+            device,
+            recorder,
+            options{},
+            hash_text(first),
+            everyone(line)};
   }
 
   [[nodiscard]] int rank() const { return line_.rank(); }
@@ -111,7 +116,7 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
          line.all_gather(polyrank::detail::cat(members_[static_cast<std::size_t>(rank())])))
       members.push_back(std::atoi(number.c_str()));
     return {line,
-            session_.split(colour, key, options_.config, options_.init_deadline, line),
+            session_.split(colour, key, options_.config, options_.init_deadline, line, recorder_),
             device_,
             recorder_,
             options_,
@@ -134,8 +139,8 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
       thrown = std::current_exception();
     }
     grouped_ = nullptr;
-    session_.issue("ncclGroupEnd", site, [](ncclComm_t) { return ncclGroupEnd(); });
-    note(s, {});
+    session_.issue("ncclGroupEnd", site, &s, [](ncclComm_t) { return ncclGroupEnd(); });
+    note(s);
     if (thrown) std::rethrow_exception(thrown);
   }
 
@@ -161,9 +166,11 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
 
   communicator(cuda::control line, int device, hang::flight_recorder* recorder, options o,
                const start& s)
-      : communicator(line, meet(line, device, s.id, o), device, recorder, o,
+      : communicator(line, meet(line, device, s.id, recorder, o), device, recorder, o,
                      hash_bytes(&s.id, sizeof s.id), everyone(line)) {
     warnings_ = s.warnings;
+    if (const std::string why = session_.why_no_stamps(); recorder != nullptr && !why.empty())
+      warnings_.push_back("no progress of the GPU in the flight recorder: " + why);
   }
   communicator(cuda::control line, session s, int device, hang::flight_recorder* recorder,
                options o, std::uint64_t id, std::vector<int> members)
@@ -179,11 +186,14 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
     return all;
   }
 
-  static session meet(cuda::control& line, int device, const ncclUniqueId& id, const options& o) {
+  static session meet(cuda::control& line, int device, const ncclUniqueId& id,
+                      hang::flight_recorder* recorder, const options& o) {
+    const hang::flight_recorder::phase_scope phase(recorder, hang::host_state::init, "NCCL",
+                                                   call_site::here());
     scoped_device here(device);
     // Rank 0 listens since ncclGetUniqueId; nobody may knock before all have the address.
     line.barrier(o.init_deadline);
-    return session::create(id, o.config, o.init_deadline, line);
+    return session::create(id, o.config, o.init_deadline, line, recorder);
   }
 
   /// Throws unless all ranks run one NCCL that fits its header; returns warnings.
@@ -226,12 +236,29 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
   void follow_order(stream& s) {
     expects(s.device() == device_, "the stream belongs to GPU ", s.device(),
             ", the communicator to GPU ", device_);
-    if (last_ != nullptr && last_stream_ != s.native()) s.wait(*last_);
+    // Work that is captured and work that is not cannot wait for each other.
+    if (last_stream_ != s.native() && last_capture_ == capture_of(s)) s.wait(last_);
     s.follow(session_.why());
   }
-  void note(stream& s, hang::flight_recorder::ticket ticket) {
-    last_ = &session_.note(s, recorder_, ticket);
+  void note(stream& s) {
+    last_.record(s);
     last_stream_ = s.native();
+    last_capture_ = capture_of(s);
+  }
+  /// The capture that `s` is in; 0: none.
+  static unsigned long long capture_of(const stream& s) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cuda::check(cudaStreamIsCapturing(s.native(), &status), "cudaStreamIsCapturing");
+    if (status == cudaStreamCaptureStatusNone) return 0;
+    unsigned long long id = 0;
+#if CUDART_VERSION >= 13000
+    cuda::check(cudaStreamGetCaptureInfo(s.native(), &status, &id, nullptr, nullptr, nullptr,
+                                         nullptr),
+                "cudaStreamGetCaptureInfo");
+#else
+    cuda::check(cudaStreamGetCaptureInfo_v2(s.native(), &status, &id), "cudaStreamGetCaptureInfo");
+#endif
+    return id;
   }
 
   void issue(polyrank::detail::call c, on<stream> where) {
@@ -243,18 +270,14 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
       follow_order(where.stream);
     else
       expects(grouped_ == &where.stream, "group: all operations of a group go to one stream");
-    hang::flight_recorder::ticket ticket = 0;
-    if (recorder_ != nullptr) {
-      ticket = recorder_->enter(history_, c.what);
-      recorder_->start(ticket);
-    }
-    if (c.what.count > 0) {
+    session_.enter(history_, c.what, where.stream);
+    {
       const timeline::scope span(trace_, where.stream,
                                  where.tag.empty() ? name_of(c.what.kind) : where.tag);
-      perform(c, where.stream.native());
+      perform(c, where.stream);
       bytes_sent_ += sent_by(c);
     }
-    if (grouped_ == nullptr) note(where.stream, ticket);
+    if (grouped_ == nullptr) note(where.stream);
   }
 
   /// Bytes that a rank must send for `c`.
@@ -280,11 +303,16 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
     return sum;
   }
 
-  void perform(const polyrank::detail::call& c, cudaStream_t s) {
+  void perform(const polyrank::detail::call& c, const stream& where) {
+    const cudaStream_t s = where.native();
     const std::size_t count = c.what.count;
     const ncclDataType_t type = nccl_type(c.what.type);
     const ncclRedOp_t op = nccl_op(c.what.op);
-    const auto issue = [&](const char* name, auto f) { session_.issue(name, c.what.site, f); };
+    const stream* const launch_on = grouped_ == nullptr ? &where : nullptr;
+    const auto issue = [&](const char* name, auto f) {
+      session_.issue(name, c.what.site, launch_on, f);
+    };
+    if (count == 0) return issue("nothing", [](ncclComm_t) { return ncclSuccess; });
     switch (c.what.kind) {
     case op_kind::all_reduce:
       return issue("ncclAllReduce", [&](ncclComm_t comm) {
@@ -345,8 +373,9 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
   std::vector<int> members_; // numbers in the communicator that no split has made
   hang::comm_history history_;
   std::vector<std::string> warnings_;
-  const event* last_ = nullptr; // of the session
+  event last_; // behind the last operation, which was on `last_stream_`, in capture `last_capture_`
   cudaStream_t last_stream_ = nullptr;
+  unsigned long long last_capture_ = 0;
   stream* grouped_ = nullptr;
   timeline* trace_ = nullptr;
 };
@@ -355,6 +384,8 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
 /// rank, which becomes current. `why` gets warnings. @collective
 template <class World>
 [[nodiscard]] communicator join(World& world, communicator_options o = {}) {
+  const hang::flight_recorder::phase_scope phase(&world.recorder(), hang::host_state::init, "NCCL",
+                                                 call_site::here());
   cuda::control line(world.communicator());
   std::vector<std::string> warnings;
   const int device =

@@ -16,7 +16,8 @@
 #include <polyrank/cuda/device.hpp>
 #include <polyrank/cuda/failure.hpp>
 #include <polyrank/cuda/nccl.hpp>
-#include <polyrank/cuda/pending.hpp>
+#include <polyrank/cuda/stamps.hpp>
+#include <polyrank/cuda/stream.hpp>
 
 #include <chrono>
 #include <condition_variable>
@@ -33,10 +34,11 @@ namespace polyrank::cuda {
 class session {
  public:
   /// Meets the other ranks. Throws timeout_error after `deadline`, aborted_error, nccl_error.
-  /// The device must be current. @collective
+  /// The device must be current; `recorder` may be null. @collective
   static session create(const ncclUniqueId& id, ncclConfig_t config,
-                        std::chrono::milliseconds deadline, cuda::control line) {
-    session s(std::move(line));
+                        std::chrono::milliseconds deadline, cuda::control line,
+                        hang::flight_recorder* recorder) {
+    session s(std::move(line), recorder);
     config.blocking = 1;
     s.meet("ncclCommInitRankConfig", deadline,
            [id, config, n = s.state_->line.size(),
@@ -47,9 +49,9 @@ class session {
     return s;
   }
 
-  /// A view of the caller's communicator.
-  static session view(ncclComm_t comm, cuda::control line) {
-    session s(std::move(line));
+  /// A view of the caller's communicator, whose device must be current.
+  static session view(ncclComm_t comm, cuda::control line, hang::flight_recorder* recorder) {
+    session s(std::move(line), recorder);
     s.state_->comm = comm;
     s.state_->owned = false;
     s.watch();
@@ -58,8 +60,8 @@ class session {
 
   /// The ranks of one colour; `line` is the control channel of the part. @collective
   session split(int colour, int key, ncclConfig_t config, std::chrono::milliseconds deadline,
-                cuda::control line) {
-    session part(std::move(line));
+                cuda::control line, hang::flight_recorder* recorder) {
+    session part(std::move(line), recorder);
     config.blocking = 1;
     part.meet("ncclCommSplit", deadline,
               [parent = state_, colour, key, config](ncclComm_t* made) mutable {
@@ -77,25 +79,28 @@ class session {
 
   [[nodiscard]] ncclComm_t native() const noexcept { return state_->comm; }
   [[nodiscard]] const std::shared_ptr<failure>& why() const noexcept { return state_->why; }
+  /// Why the GPU does not write its progress into the flight recorder; empty: it does.
+  [[nodiscard]] std::string why_no_stamps() const { return state_->stamps.why(); }
+
+  /// Records that `what` is about to be issued on `s`.
+  void enter(hang::comm_history& history, const operation& what, const stream& s) {
+    const std::unique_lock lock(state_->mutex);
+    state_->stamps.enter(history, what, s.native());
+  }
 
   /// Makes calls into NCCL: `f(comm) -> ncclResult_t`, on one thread at a time. Returns when NCCL
   /// has handed the work to the GPU; throws aborted_error if the session fails meanwhile. The first
-  /// operation of a kind connects to peers, and so waits for them.
+  /// operation of a kind connects to peers, and so waits for them. `launch_on`: where the entered
+  /// operations run; null: they are not launched yet.
   template <class F>
-  void issue(const char* call, call_site site, F f) {
+  void issue(const char* call, call_site site, const stream* launch_on, F f) {
     const std::unique_lock lock(state_->mutex);
     state_->why->check(site);
+    if (launch_on != nullptr) state_->stamps.begin(launch_on->native());
     const ncclResult_t code = f(state_->comm);
     state_->why->check(site); // the reason, where the call was made to return
     settle(code, call, site);
-  }
-
-  /// Notes operation `ticket` of `recorder`, just enqueued on `s`, for its stamp of completion.
-  /// Returns an event behind it.
-  const event& note(stream& s, hang::flight_recorder* recorder,
-                    hang::flight_recorder::ticket ticket) {
-    const std::unique_lock lock(state_->mutex);
-    return state_->running.push(s, recorder, ticket);
+    if (launch_on != nullptr) state_->stamps.end(launch_on->native());
   }
 
   /// Ends the work of all ranks. Any thread; does not wait.
@@ -107,22 +112,23 @@ class session {
 
  private:
   struct shared {
-    explicit shared(cuda::control l) : line(std::move(l)) {}
+    shared(cuda::control l, hang::flight_recorder* recorder)
+        : line(std::move(l)), stamps(recorder, driver::of_runtime()) {}
 
     cuda::control line;
     ncclComm_t comm = nullptr;
     bool owned = true, dead = false; // under mutex once the watcher runs
     std::shared_ptr<failure> why = std::make_shared<failure>();
-    pending running;
-    std::timed_mutex mutex; // of comm, dead and running
+    cuda::stamps stamps;
+    std::timed_mutex mutex; // of comm, dead and stamps
     std::mutex bell_mutex;
     std::condition_variable bell;
     bool stop = false; // under bell_mutex
   };
 
-  explicit session(cuda::control line)
-      : state_(std::make_shared<shared>(std::move(line))), exceptions_(std::uncaught_exceptions()) {
-  }
+  session(cuda::control line, hang::flight_recorder* recorder)
+      : state_(std::make_shared<shared>(std::move(line), recorder)),
+        exceptions_(std::uncaught_exceptions()) {}
 
   void watch() {
     watcher_ = std::thread([state = state_] { look(*state); });
@@ -200,7 +206,7 @@ class session {
   }
 
   static void look(shared& s) noexcept {
-    // Our event queries must not disturb a program that captures a graph.
+    // Event queries (GPUs without stream writes) must not disturb a program that captures a graph.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
     for (;;) {
@@ -214,7 +220,7 @@ class session {
       if (!s.why->is_set() && s.mutex.try_lock()) {
         ncclResult_t code = ncclSuccess;
         static_cast<void>(ncclCommGetAsyncError(s.comm, &code));
-        s.running.poll();
+        s.stamps.poll();
         s.mutex.unlock();
         if (code != ncclSuccess && code != ncclInProgress) tell(s, code);
       }
@@ -260,14 +266,21 @@ class session {
       s.stop = true;
     }
     s.bell.notify_all();
-    if (!watcher_.joinable()) return; // never met
-    if (leak) {
-      s.running.leak();
-      watcher_.detach(); // it owns a share of the state
+    if (leak || !watcher_.joinable()) {          // or never met
+      if (s.mutex.try_lock_for(std::chrono::seconds(1))) {
+        s.stamps.leak();
+        s.mutex.unlock();
+      }
+      if (watcher_.joinable()) watcher_.detach(); // it owns a share of the state
       return;
     }
     watcher_.join();
-    if (s.why->is_set()) kill(s);
+    if (s.why->is_set()) {
+      kill(s);
+      s.stamps.leak();
+    } else {
+      s.stamps.leave();
+    }
     if (!s.owned || s.dead) return;
     // Parting waits for what is enqueued, and for peers; one that is gone must not keep us.
     auto e = std::make_shared<errand>();

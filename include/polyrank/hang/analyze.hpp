@@ -50,7 +50,7 @@ class analysis {
 
   verdict run() {
     find_forks();
-    if (!start_up() && !different() && !dead() && !out_of_reach() && !stuck()) slow();
+    if (!start_up() && !different() && !dead() && !out_of_reach() && !meeting() && !stuck()) slow();
     v_.stuck_ns = longest_stuck();
     finish();
     return std::move(v_);
@@ -113,6 +113,32 @@ class analysis {
     else if (!stopped.empty())
       what += cat("; ", words_for(stopped), stopped.size() == 1 ? " is" : " are", " stopped");
     return say(verdict_code::init_timeout, std::move(suspects), std::move(what), true);
+  }
+
+  /// Some are where a communicator is made, and not all others come.
+  bool meeting() {
+    std::vector<int> here, elsewhere;
+    std::uint64_t age = 0;
+    for (const rank_state& r : all_.ranks) {
+      if (!r.ring() || r.from->ring.life() != life::running) continue;
+      const std::uint64_t since = r.from->ring.at(layout::f_state_since_ns);
+      if (r.from->ring.state() == host_state::init) {
+        here.push_back(r.from->rank);
+        if (since != 0 && since < r.from->now) age = std::max(age, r.from->now - since);
+      } else {
+        elsewhere.push_back(r.from->rank);
+      }
+    }
+    if (here.empty() || age < given_.deadline_ns || paused(here) || paused(elsewhere)) return false;
+    std::string what = cat(here.size(), '/', v_.ranks, " ranks wait for ", seconds(age),
+                           " to make a communicator: ", words_for_state(*all_.find(here[0])->from));
+    if (!elsewhere.empty()) {
+      const rank_state& first = *all_.find(elsewhere[0]);
+      what += cat("; ", names(elsewhere), " did not come to it. ", words_for_last(first), "; ",
+                  words_for_state(*first.from));
+    }
+    return say(verdict_code::init_timeout, elsewhere.empty() ? here : elsewhere, std::move(what),
+               given_.second_look);
   }
 
   bool different() {

@@ -16,13 +16,15 @@
 #pragma once
 
 #include <polyrank/core/error.hpp>
-#include <polyrank/hang/record.hpp>
+#include <polyrank/hang/ring_layout.hpp>
 
 #include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <new>
 #include <span>
 #include <string>
 
@@ -49,20 +51,23 @@ class flight_recorder {
   /// A ring of `slots` records (rounded up to a power of two) in memory of its own.
   explicit flight_recorder(std::size_t slots = 4096)
       : mask_(std::bit_ceil(slots) - 1), owned_(new word[(mask_ + 1) * words_per_record]()),
-        words_(owned_.get()), next_(&own_next_) {}
+        words_(owned_.get()), next_(&own_next_), own_page_(new page()), page_(own_page_->words) {}
 
   /// A ring in `storage`, which must be zeroed, 8-byte aligned and outlive the recorder.
   explicit flight_recorder(std::span<std::byte> storage)
       : mask_(std::bit_floor(storage.size() / (8 * words_per_record)) - 1),
-        words_(reinterpret_cast<word*>(storage.data())), next_(&own_next_) {
+        words_(reinterpret_cast<word*>(storage.data())), next_(&own_next_), own_page_(new page()),
+        page_(own_page_->words) {
     expects(storage.size() >= 8 * words_per_record, "flight_recorder: ", storage.size(),
             " bytes hold no record of ", 8 * words_per_record);
   }
 
-  /// A ring whose counter and table of communicators lie in memory that others can read, too.
-  flight_recorder(std::span<word> records, word& next, word& comms, std::span<word> comm_table)
+  /// A ring that others can read, too: with a counter, a table of communicators, and a header
+  /// (ring_layout.hpp) that begins a page.
+  flight_recorder(std::span<word> records, word& next, word& comms, std::span<word> comm_table,
+                  word* header)
       : mask_(std::bit_floor(records.size() / words_per_record) - 1), words_(records.data()),
-        next_(&next), comms_(&comms), comm_table_(comm_table) {}
+        next_(&next), comms_(&comms), comm_table_(comm_table), page_(header), header_(header) {}
 
   flight_recorder(const flight_recorder&) = delete;
   flight_recorder& operator=(const flight_recorder&) = delete;
@@ -84,10 +89,103 @@ class flight_recorder {
     record::write(slot(index), index, history, what, now_ns());
     return index;
   }
+  /// The same for an operation whose progress lane `at` tells, as number `n`.
+  ticket enter(comm_history& history, const operation& what, std::size_t at,
+               std::uint64_t n) noexcept {
+    history.extend(what);
+    const ticket index = next_->fetch_add(1, std::memory_order_relaxed);
+    record::write(slot(index), index, history, what, now_ns(), lane::reference(at, n));
+    return index;
+  }
   /// Notes that the operation began to run.
   void start(ticket index) noexcept { stamp(index, 5); }
   /// Notes that the operation is done.
   void done(ticket index) noexcept { stamp(index, 6); }
+
+  /// Writes the present time in place of the reference to a lane, where one still stands.
+  void saw_start(ticket index) noexcept { settle(index, 5); }
+  void saw_done(ticket index) noexcept { settle(index, 6); }
+
+  /// The words of lane `at`, zeroed when it was taken.
+  [[nodiscard]] word* lane_at(std::size_t at) noexcept {
+    return page_ + layout::first_lane + at * lane::words;
+  }
+  /// Takes a lane of `kind`; lane::count where none is free. Any thread.
+  [[nodiscard]] std::size_t take_lane(std::uint64_t kind) noexcept {
+    for (std::size_t at = 0; at < lane::count; ++at) {
+      std::uint64_t unused = lane::unused;
+      word* w = lane_at(at);
+      if (!w[lane::kind].compare_exchange_strong(unused, kind, std::memory_order_relaxed)) continue;
+      for (const auto f : {lane::started, lane::done, lane::replays, lane::moved_ns})
+        detail::set(w[f], 0);
+      return at;
+    }
+    return lane::count;
+  }
+  /// Gives it back, once its operations are done.
+  void give_lane(std::size_t at) noexcept {
+    for (std::size_t i = 0; i <= mask_; ++i)
+      for (const std::size_t which : {5, 6}) {
+        word& w = words_[i * words_per_record + which];
+        std::uint64_t stamp = detail::get(w);
+        if (lane::is_reference(stamp) && lane::of(page_ + layout::first_lane, stamp) == lane_at(at))
+          w.compare_exchange_strong(stamp, now_ns(), std::memory_order_relaxed);
+      }
+    detail::set(lane_at(at)[lane::kind], lane::unused);
+  }
+
+  /// The page of the lanes, for whoever makes it known to a GPU.
+  [[nodiscard]] std::span<std::byte> lane_page() noexcept {
+    return {reinterpret_cast<std::byte*>(page_), page_bytes};
+  }
+  /// What belongs to that page on the GPU's side, shared by those who use it: made by `make()`
+  /// where nobody has it.
+  template <class Make>
+  [[nodiscard]] auto share(Make make) -> decltype(make()) {
+    const std::lock_guard lock(mutex_);
+    if (auto there = shared_.lock())
+      return std::static_pointer_cast<typename decltype(make())::element_type>(there);
+    auto made = make();
+    shared_ = made;
+    return made;
+  }
+  /// `started` means only that the host has issued an operation, from now on.
+  void starts_are_issues() noexcept {
+    if (header_ != nullptr) detail::set(header_[layout::f_issue_starts], 1);
+  }
+
+  /// What the host thread does from now on, where others can read it.
+  void state(host_state s, std::string_view text, call_site site) noexcept {
+    using namespace layout;
+    if (header_ == nullptr) return;
+    detail::set(header_[f_state_since_ns], now_ns());
+    detail::set(header_[f_state], static_cast<std::uint64_t>(s));
+    detail::set(header_[f_state_line], site.line);
+    detail::set_text(header_ + f_state_file, file_text, site.file_name());
+    detail::set_text(header_ + f_state_text, short_text, text);
+  }
+  /// What it does while the scope lives.
+  class [[nodiscard]] phase_scope {
+   public:
+    phase_scope(flight_recorder* r, host_state s, std::string_view text, call_site site) noexcept
+        : recorder_(r != nullptr && r->header_ != nullptr ? r : nullptr) {
+      if (recorder_ == nullptr) return;
+      before_ = detail::get(recorder_->header_[layout::f_state]);
+      recorder_->state(s, text, site);
+    }
+    phase_scope(const phase_scope&) = delete;
+    phase_scope& operator=(const phase_scope&) = delete;
+    ~phase_scope() {
+      if (recorder_ != nullptr) recorder_->state(static_cast<host_state>(before_), {}, {});
+    }
+
+   private:
+    flight_recorder* recorder_;
+    std::uint64_t before_ = 0;
+  };
+  phase_scope phase(host_state s, std::string_view text, call_site site) noexcept {
+    return {this, s, text, site};
+  }
 
   /// Operations ever entered.
   [[nodiscard]] std::uint64_t size() const noexcept {
@@ -96,7 +194,9 @@ class flight_recorder {
   [[nodiscard]] std::size_t capacity() const noexcept { return mask_ + 1; }
 
   /// Reads record `index` into `out`; false if it was overwritten.
-  bool read(ticket index, record& out) const noexcept { return out.read(slot(index), index); }
+  bool read(ticket index, record& out) const noexcept {
+    return out.read(slot(index), index, page_ + layout::first_lane);
+  }
 
   /// The last `count` operations, oldest first, a line each.
   [[nodiscard]] std::string text(std::size_t count = 16) const {
@@ -128,6 +228,19 @@ class flight_recorder {
     if (detail::get(w[0]) == index + 1) detail::set(w[which], now_ns());
   }
 
+  void settle(ticket index, std::size_t which) noexcept {
+    word* w = slot(index);
+    std::uint64_t stamp = detail::get(w[which]);
+    if (detail::get(w[0]) == index + 1 && lane::is_reference(stamp))
+      w[which].compare_exchange_strong(stamp, now_ns(), std::memory_order_relaxed);
+  }
+
+  static constexpr std::size_t page_bytes = 4096;
+  static_assert(8 * layout::header_words <= page_bytes);
+  struct alignas(page_bytes) page {
+    word words[page_bytes / 8];
+  };
+
   std::size_t mask_;
   std::unique_ptr<word[]> owned_;
   word* words_;
@@ -135,6 +248,11 @@ class flight_recorder {
   word* comms_ = nullptr;
   std::span<word> comm_table_;
   word own_next_{0};
+  std::unique_ptr<page> own_page_;
+  word* page_;
+  word* header_ = nullptr;
+  std::mutex mutex_;
+  std::weak_ptr<void> shared_;
 };
 
 } // namespace polyrank::hang

@@ -82,6 +82,35 @@ inline void set_text(word* to, std::size_t room, std::string_view text) noexcept
 
 } // namespace detail
 
+/// Where a GPU tells how far it has come. The operations of a lane are numbered from 1 and run in
+/// this order; the GPU (or a host thread that asks it) writes the number of the last one that began
+/// and the last one that is done. In a graph the numbers begin anew with each replay.
+///
+/// A record of such an operation holds, instead of times, its lane and number, until somebody has
+/// seen it move and writes the time.
+struct lane {
+  static constexpr std::size_t words = 8, count = 32;
+  enum field : std::size_t { started, done, replays, moved_ns, kind };
+  enum : std::uint64_t { unused, of_stream, of_graph };
+
+  static constexpr std::uint64_t flag = std::uint64_t{1} << 63;
+  /// What stands in a record for number `n` of lane `at`.
+  [[nodiscard]] static constexpr std::uint64_t reference(std::size_t at, std::uint64_t n) noexcept {
+    return flag | std::uint64_t{at} << 48 | n;
+  }
+  [[nodiscard]] static constexpr bool is_reference(std::uint64_t stamp) noexcept {
+    return (stamp & flag) != 0;
+  }
+  /// The lane of a reference, in the table `lanes`.
+  template <class Word>
+  [[nodiscard]] static constexpr Word* of(Word* lanes, std::uint64_t stamp) noexcept {
+    return lanes + (stamp >> 48 & (count - 1)) * words;
+  }
+  [[nodiscard]] static constexpr std::uint64_t number(std::uint64_t stamp) noexcept {
+    return stamp & ((std::uint64_t{1} << 48) - 1);
+  }
+};
+
 /// One operation of one rank, read back.
 struct record {
   static constexpr std::size_t words = 16;
@@ -92,6 +121,8 @@ struct record {
   std::uint64_t chain = 0;
   operation what;                                            ///< tag and site point into `texts`
   std::uint64_t entered_ns = 0, started_ns = 0, done_ns = 0; ///< steady clock; 0 = not yet
+  std::uint64_t replay = 0; ///< in a CUDA graph: how often it began, done_ns is of this time
+  bool in_graph = false;
   std::array<char, 64> texts{};
 
   record() = default;
@@ -105,6 +136,8 @@ struct record {
     entered_ns = other.entered_ns;
     started_ns = other.started_ns;
     done_ns = other.done_ns;
+    replay = other.replay;
+    in_graph = other.in_graph;
     texts = other.texts;
     point();
     return *this;
@@ -113,8 +146,9 @@ struct record {
   [[nodiscard]] bool finished() const noexcept { return done_ns != 0; }
   [[nodiscard]] bool is_exchange() const noexcept { return what.kind == op_kind::exchange; }
 
-  /// Reads record `i` from its words; false if they hold another one, or none.
-  bool read(const word* w, std::uint64_t i) noexcept {
+  /// Reads record `i` from its words; false if they hold another one, or none. `lanes` is the
+  /// ring's table of them.
+  bool read(const word* w, std::uint64_t i, const word* lanes) noexcept {
     using detail::get;
     if (get(w[0]) != i + 1) return false;
     const std::uint64_t packed = get(w[1]), size = get(w[2]), comm_line = get(w[7]);
@@ -150,14 +184,25 @@ struct record {
     what.site.line = static_cast<unsigned>(comm_line);
     point();
     entered_ns = get(w[4]);
-    started_ns = get(w[5]);
-    done_ns = get(w[6]);
+    read_progress(w, lanes);
     return get(w[0]) == i + 1;
   }
 
-  /// Writes a record that was just entered. No lock, no allocation.
+  /// When the operation of these words began (`which` = 5) or was done (6); 0: not yet.
+  [[nodiscard]] static std::uint64_t time_of(const word* w, std::size_t which,
+                                             const word* lanes) noexcept {
+    const std::uint64_t stamp = detail::get(w[which]);
+    if (!lane::is_reference(stamp)) return stamp;
+    record r;
+    r.entered_ns = detail::get(w[4]);
+    r.read_progress(w, lanes);
+    return which == 5 ? r.started_ns : r.done_ns;
+  }
+
+  /// Writes a record that was just entered. No lock, no allocation. `stamp`: 0, or a reference to
+  /// a lane.
   static void write(word* w, std::uint64_t i, const comm_history& history, const operation& what,
-                    std::uint64_t now) noexcept {
+                    std::uint64_t now, std::uint64_t stamp = 0) noexcept {
     using detail::set;
     std::uint64_t size = what.count, ways = 0;
     if (what.kind == op_kind::exchange) {
@@ -172,8 +217,8 @@ struct record {
     set(w[2], size);
     set(w[3], history.chain);
     set(w[4], now);
-    set(w[5], 0);
-    set(w[6], 0);
+    set(w[5], stamp);
+    set(w[6], stamp);
     set(w[7], std::uint64_t{history.id} << 32 | what.site.line);
     set(w[8], history.number(what.kind));
     detail::set_text(w + 9, 4, what.site.file_name());
@@ -183,6 +228,30 @@ struct record {
 
  private:
   static constexpr std::uint64_t exchange_count = (std::uint64_t{1} << 40) - 1;
+
+  void read_progress(const word* w, const word* lanes) noexcept {
+    using detail::get;
+    started_ns = get(w[5]);
+    done_ns = get(w[6]);
+    const std::uint64_t begun = started_ns, ended = done_ns;
+    if (!lane::is_reference(ended)) {
+      if (lane::is_reference(begun)) started_ns = ended;
+      return;
+    }
+    const word* l = lane::of(lanes, ended);
+    const std::uint64_t n = lane::number(ended);
+    const std::uint64_t seen = std::max(get(l[lane::moved_ns]), entered_ns);
+    bool began = get(l[lane::started]) >= n, finished = get(l[lane::done]) >= n;
+    in_graph = get(l[lane::kind]) == lane::of_graph;
+    if (in_graph) { // it rests before, between and after the replays
+      replay = get(l[lane::replays]) - (began ? 0 : 1);
+      if (replay == UINT64_MAX) replay = 0;
+      finished = finished || !began;
+      began = true;
+    }
+    if (lane::is_reference(begun)) started_ns = began || finished ? seen : 0;
+    done_ns = finished ? seen : 0;
+  }
 
   void point() noexcept {
     what.tag = texts.data() + 32;

@@ -166,7 +166,7 @@ class ring {
     word* const records = table + o.comm_slots * comm_entry::words;
     recorder_ = std::make_unique<flight_recorder>(
         std::span<word>(records, slots * record::words), words_[f_next], words_[f_comms],
-        std::span<word>(table, o.comm_slots * comm_entry::words));
+        std::span<word>(table, o.comm_slots * comm_entry::words), words_);
     owner_ = ::getpid();
     put(f_magic, magic); // last: from here on it is a ring
   }
@@ -201,31 +201,12 @@ class ring {
   }
 
   /// What the host does until the scope ends; then what it did before.
-  class [[nodiscard]] phase_scope {
-   public:
-    phase_scope(ring& r, host_state s, std::string_view text, call_site site) noexcept : ring_(&r) {
-      before_ = detail::get(r.words_[layout::f_state]);
-      r.state(s, text, site);
-    }
-    phase_scope(const phase_scope&) = delete;
-    phase_scope& operator=(const phase_scope&) = delete;
-    ~phase_scope() { ring_->state(static_cast<host_state>(before_), {}, {}); }
-
-   private:
-    ring* ring_;
-    std::uint64_t before_;
-  };
-  phase_scope phase(host_state s, std::string_view text = {},
-                    call_site site = call_site::here()) noexcept {
-    return {*this, s, text, site};
+  [[nodiscard]] flight_recorder::phase_scope
+  phase(host_state s, std::string_view text = {}, call_site site = call_site::here()) noexcept {
+    return recorder_->phase(s, text, site);
   }
   void state(host_state s, std::string_view text, call_site site) noexcept {
-    using namespace layout;
-    put(f_state_since_ns, now_ns());
-    put(f_state, static_cast<std::uint64_t>(s));
-    put(f_state_line, site.line);
-    put_text(f_state_file, file_text, site.file_name());
-    put_text(f_state_text, short_text, text);
+    recorder_->state(s, text, site);
   }
 
   /// No deadline runs while the scope lives, at most for `limit`: for checkpoints, evaluation, or

@@ -1,6 +1,7 @@
 // The layout of a ring: the flight recorder of one rank as a file that other processes can read.
 //
 //     1536 bytes         header: the words of `field`
+//     32 * 64            lanes: how far the GPU is; with the header in the first page
 //     comm_slots * 576   table of communicators (comm_entry)
 //     slots * 128        records (record)
 //
@@ -44,8 +45,9 @@ enum class life : std::uint8_t {
 namespace layout {
 
 inline constexpr std::uint64_t magic = 0x3130474e41485250; // "PRHANG01"
-inline constexpr std::uint64_t version = 1;
-inline constexpr std::size_t header_words = 192;
+inline constexpr std::uint64_t version = 2;
+inline constexpr std::size_t first_lane = 192; // words
+inline constexpr std::size_t header_words = first_lane + lane::count * lane::words;
 inline constexpr std::size_t max_slots = std::size_t{1} << 20;
 inline constexpr std::size_t max_comm_slots = 1024;
 
@@ -76,7 +78,7 @@ enum field : std::size_t {
   f_verdict,         ///< exit code it left with, once it did
   f_forks,           ///< children without exec, once seen
   f_sampled_ns,      ///< in an image: when it was taken; else 0
-  f_issue_starts,    ///< 1: `started` only means issued (a GPU without stamps)
+  f_issue_starts,    ///< 1: `started` only means issued (a GPU that cannot stamp)
   f_save,            ///< 1: asked to save and stop
   f_saves,           ///< 1: the program looks at f_save
   f_job = 32,        // 64 bytes

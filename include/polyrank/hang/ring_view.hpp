@@ -78,7 +78,7 @@ class ring_view {
     return n > slots_ ? n - slots_ : 0;
   }
   bool read(std::uint64_t index, record& out) const noexcept {
-    return out.read(slot(index), index);
+    return out.read(slot(index), index, lanes());
   }
 
   // Single words of a record, for scans that need no more. All are 0 where it was overwritten.
@@ -101,10 +101,16 @@ class ring_view {
     return detail::get(slot(i)[4]);
   }
   [[nodiscard]] std::uint64_t started(std::uint64_t i) const noexcept {
-    return detail::get(slot(i)[5]);
+    return record::time_of(slot(i), 5, lanes());
+  }
+  /// Whether it belongs to a CUDA graph.
+  [[nodiscard]] bool in_graph(std::uint64_t i) const noexcept {
+    const std::uint64_t stamp = detail::get(slot(i)[6]);
+    return lane::is_reference(stamp) &&
+           detail::get(lane::of(lanes(), stamp)[lane::kind]) == lane::of_graph;
   }
   [[nodiscard]] std::uint64_t done(std::uint64_t i) const noexcept {
-    return detail::get(slot(i)[6]);
+    return record::time_of(slot(i), 6, lanes());
   }
 
   [[nodiscard]] std::vector<comm_entry> comms() const {
@@ -139,6 +145,7 @@ class ring_view {
   [[nodiscard]] int narrow(layout::field f) const noexcept {
     return static_cast<int>(std::min<std::uint64_t>(at(f), 0x7fffffff));
   }
+  [[nodiscard]] const word* lanes() const noexcept { return words_ + layout::first_lane; }
   [[nodiscard]] const word* slot(std::uint64_t index) const noexcept {
     return words_ + layout::header_words + comm_slots_ * comm_entry::words +
            (index & (slots_ - 1)) * record::words;

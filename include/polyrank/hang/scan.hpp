@@ -38,6 +38,7 @@ struct rank_state {
   const sample* from = nullptr;
   std::vector<position> positions;
   std::vector<record> unfinished; ///< in issue order, at most `most_unfinished`
+  std::vector<record> replayed;   ///< of CUDA graphs, finished or not; as many
   record last;                    ///< the last one that it finished, else that it entered
   bool has_last = false;
   std::uint64_t moved_ns = 0; ///< the newest stamp
@@ -121,6 +122,9 @@ inline void scan_ring(rank_state& r,
       p.last_chain = ring.chain(i);
       p.last_index = i;
     }
+    if (record what; ring.in_graph(i) && r.replayed.size() < rank_state::most_unfinished &&
+                     ring.read(i, what))
+      r.replayed.push_back(what);
     if (ring.done(i) != 0) {
       last_done = i;
     } else if (record what;

@@ -49,7 +49,7 @@ struct lateness {
         const std::uint64_t seq = ring.seq(i);
         if (seq < from) break;
         const std::uint64_t started = ring.started(i), done = ring.done(i);
-        if (seq > common || started == 0 || done < started) continue;
+        if (seq > common || started == 0 || done < started || ring.in_graph(i)) continue;
         wait[(seq - from) * here.size() + h] = done - started;
         if (h == 0) {
           begin = std::min(begin, ring.entered(i));

@@ -53,11 +53,16 @@ struct wait_graph {
   return found;
 }
 
-/// Whether the rank has come to collective `seq` of `comm`.
+/// Whether the rank has come to the collective `what` of `comm`, in a graph to the same replay.
 [[nodiscard]] inline bool reached(const rank_state& r, std::size_t comm, std::uint32_t id,
-                                  std::uint64_t seq) {
+                                  const record& what) {
+  const std::uint64_t seq = what.seq;
   const position* p = r.in(comm);
   if (p == nullptr || p->last_seq < seq) return false;
+  if (what.in_graph)
+    for (const record& g : r.replayed)
+      if (g.comm == id && !g.is_exchange() && g.seq == seq)
+        return able(r) && g.replay >= what.replay;
   const bool issue = r.ring() && r.from->ring.at(layout::f_issue_starts) != 0;
   for (const record& u : r.unfinished) {
     if (u.comm == id && !u.is_exchange() && u.seq == seq)
@@ -81,7 +86,7 @@ struct wait_graph {
 /// `complete`: members of whom there is no sample count as missing.
 [[nodiscard]] inline wait_graph waits_of(const scene& all, bool complete) {
   wait_graph g;
-  std::map<std::tuple<std::size_t, std::uint64_t>, std::size_t> keys;
+  std::map<std::tuple<std::size_t, std::uint64_t, std::uint64_t>, std::size_t> keys;
   std::vector<char> waits(all.ranks.size(), 0), wanted(all.ranks.size(), 0);
   const auto place = [&](int rank) {
     return static_cast<std::size_t>(all.find(rank) - all.ranks.data());
@@ -96,12 +101,12 @@ struct wait_graph {
       if (p == nullptr) continue;
       const comm_state& c = all.comms[p->comm];
       if (!f->is_exchange()) {
-        const auto [at, fresh] = keys.try_emplace({p->comm, f->seq}, g.groups.size());
+        const auto [at, fresh] = keys.try_emplace({p->comm, f->seq, f->replay}, g.groups.size());
         if (fresh) {
           g.groups.push_back({.comm = p->comm, .what = *f});
           for (const int m : c.members) {
             const rank_state* q = all.find(m);
-            if (q == nullptr ? complete : known(*q) && !reached(*q, p->comm, c.id, f->seq))
+            if (q == nullptr ? complete : known(*q) && !reached(*q, p->comm, c.id, *f))
               g.groups.back().missing.push_back(m);
           }
         }

@@ -40,7 +40,9 @@ using polyrank::detail::cat;
   if ((r.what.kind == op_kind::all_reduce || r.what.kind == op_kind::reduce_scatter) &&
       r.what.op != reduce_op::sum)
     out += cat(' ', name_of(r.what.op));
-  if (r.what.site.file[0] != '\0') out += cat(" at ", r.what.site.file, ':', r.what.site.line);
+  if (r.in_graph) out += cat(", replay ", r.replay, " of its graph");
+  if (r.what.site.file[0] != '\0') out += cat(" at ", r.what.site.file);
+  if (r.what.site.line != 0) out += cat(':', r.what.site.line);
   return out;
 }
 
