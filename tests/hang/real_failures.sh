@@ -30,5 +30,4 @@ job wrong_root root 15
 job missing_rank missing 6
 cp "$folder/killed_peer.id" "$folder/dead_root.id"
 job dead_root none 15 NCCL_SOCKET_RETRY_CNT=2 NCCL_SOCKET_RETRY_SLEEP_MSEC=100
-(ulimit -n 24; job few_files none 15)
 rm -f "$folder"/*.id "$folder"/*.[01]

@@ -159,7 +159,10 @@ inline constexpr dtype dtype_of = detail::dtype_trait<T>::value;
 enum class reduce_op : std::uint8_t { sum, min, max };
 
 [[nodiscard]] constexpr std::string_view name_of(reduce_op op) noexcept {
-  return op == reduce_op::sum ? "sum" : op == reduce_op::min ? "min" : "max";
+  return op == reduce_op::sum   ? "sum"
+         : op == reduce_op::min ? "min"
+         : op == reduce_op::max ? "max"
+                                : "other"; // the caller's own NCCL knows more
 }
 
 } // namespace polyrank

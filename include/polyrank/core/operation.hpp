@@ -20,12 +20,13 @@ enum class op_kind : std::uint8_t {
   all_gather,
   all_to_all,
   broadcast,
-  exchange
+  exchange,
+  reduce ///< to one rank; communicators of ours have no such operation, the caller's own NCCL has
 };
 
 [[nodiscard]] constexpr std::string_view name_of(op_kind kind) noexcept {
-  constexpr std::array<std::string_view, 6> names{"all_reduce", "reduce_scatter", "all_gather",
-                                                  "all_to_all", "broadcast",      "exchange"};
+  constexpr std::array<std::string_view, 7> names{
+      "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "exchange", "reduce"};
   return names[static_cast<std::size_t>(kind)];
 }
 
@@ -37,7 +38,7 @@ struct operation {
   op_kind kind{};
   dtype type{};
   reduce_op op{};
-  int peer = -1;         ///< root of a broadcast, peer of an exchange's first transfer, else -1
+  int peer = -1;         ///< root, or peer of an exchange's first transfer, else -1
   std::size_t count = 0; ///< elements
   std::string_view tag{};
   call_site site{};
@@ -45,13 +46,17 @@ struct operation {
   int second_peer = -1;   ///< of an exchange of two transfers
   direction second_way{}; ///< of that transfer
 
-  /// What must be equal on all ranks: kind, type, op and count (not tag, not call site).
+  [[nodiscard]] constexpr bool has_root() const noexcept {
+    return kind == op_kind::broadcast || kind == op_kind::reduce;
+  }
+
+  /// What must be equal on all ranks: kind, type, op, count and root (not tag, not call site).
   [[nodiscard]] constexpr std::uint64_t signature() const noexcept {
     return hash_combine(hash_combine(static_cast<std::uint64_t>(kind) << 16 |
                                          static_cast<std::uint64_t>(type) << 8 |
                                          static_cast<std::uint64_t>(op),
                                      count),
-                        kind == op_kind::broadcast ? static_cast<std::uint64_t>(peer) : 0);
+                        has_root() ? static_cast<std::uint64_t>(peer) : 0);
   }
 };
 

@@ -299,6 +299,9 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
     case op_kind::exchange:
       for (const auto& t : c.transfers)
         if (t.sends && t.peer != rank()) sum += t.count;
+      break;
+    case op_kind::reduce: // not one of ours
+      break;
     }
     return sum;
   }
@@ -349,6 +352,8 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
                         : ncclRecv(t.data, t.count, ncclUint8, t.peer, comm, s));
         });
       });
+    case op_kind::reduce: // not one of ours
+      break;
     }
   }
 

@@ -48,7 +48,7 @@ class lane_page {
     else if (const CUresult code =
                  d.host_register(page.data(), page.size(),
                                  CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
-             code != CUDA_SUCCESS)
+             code != CUDA_SUCCESS && code != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
       why_ = polyrank::detail::cat("cuMemHostRegister of the flight recorder failed (",
                                    static_cast<int>(code), ")");
     else if (d.host_device_pointer(&address_, page.data(), 0) != CUDA_SUCCESS)
@@ -63,14 +63,13 @@ class lane_page {
   /// Why the GPU cannot write here; empty: it can.
   [[nodiscard]] const std::string& why() const noexcept { return why_; }
   /// Lets stream `s` write `value` into `w`, which lies in the page, once it comes there.
-  [[nodiscard]] bool write(CUstream s, hang::word& w, std::uint64_t value,
-                           unsigned flags) const noexcept {
+  [[nodiscard]] bool write(CUstream s, hang::word& w, std::uint64_t value) const noexcept {
 #ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
     if (s == nullptr) s = CU_STREAM_PER_THREAD;
 #endif
     const auto offset = reinterpret_cast<std::byte*>(&w) - page_.data();
-    return driver_.write_value(s, address_ + static_cast<CUdeviceptr>(offset), value, flags) ==
-           CUDA_SUCCESS;
+    return driver_.write_value(s, address_ + static_cast<CUdeviceptr>(offset), value,
+                               CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
   }
 
  private:
@@ -128,6 +127,14 @@ class stamps {
       mark(s, hang::lane::done);
     else
       record_event(s);
+    current_ = nullptr;
+  }
+
+  /// Nobody can tell how far what was entered comes: it counts as done.
+  void lose_sight() noexcept {
+    if (current_ == nullptr) return;
+    for (const auto f : {hang::lane::started, hang::lane::done})
+      hang::detail::set(recorder_->lane_at(current_->at)[f], current_->last);
     current_ = nullptr;
   }
 
@@ -224,8 +231,7 @@ class stamps {
   void mark(CUstream s, hang::lane::field f) noexcept {
     if (current_ == nullptr) return;
     hang::word& w = recorder_->lane_at(current_->at)[f];
-    const unsigned flags = f == hang::lane::started ? CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER : 0;
-    if (!writes_ || !page_->write(s, w, current_->last, flags)) hang::detail::set(w, current_->last);
+    if (!writes_ || !page_->write(s, w, current_->last)) hang::detail::set(w, current_->last);
   }
 
   void record_event(CUstream s) noexcept {

@@ -129,13 +129,15 @@ class analysis {
         elsewhere.push_back(r.from->rank);
       }
     }
+    for (int r = 0; r < given_.world; ++r)
+      if (const rank_state* s = all_.find(r); s == nullptr || !s->ring()) elsewhere.push_back(r);
     if (here.empty() || age < given_.deadline_ns || paused(here) || paused(elsewhere)) return false;
     std::string what = cat(here.size(), '/', v_.ranks, " ranks wait for ", seconds(age),
                            " to make a communicator: ", words_for_state(*all_.find(here[0])->from));
     if (!elsewhere.empty()) {
-      const rank_state& first = *all_.find(elsewhere[0]);
-      what += cat("; ", names(elsewhere), " did not come to it. ", words_for_last(first), "; ",
-                  words_for_state(*first.from));
+      what += cat("; ", names(elsewhere), " did not come to it");
+      if (const rank_state* first = all_.find(elsewhere[0]); first != nullptr)
+        what += cat(". ", words_for_last(*first), "; ", words_for_state(*first->from));
     }
     return say(verdict_code::init_timeout, elsewhere.empty() ? here : elsewhere, std::move(what),
                given_.second_look);

@@ -76,10 +76,11 @@ class flight_recorder {
   /// caller is number `rank` of them. Call it when a communicator is made; what does not fit the
   /// table is left out.
   void attach(std::uint32_t id, std::span<const int> members, int rank) noexcept {
-    if (comms_ == nullptr) return;
-    const std::uint64_t i = comms_->fetch_add(1, std::memory_order_relaxed);
-    if ((i + 1) * comm_entry::words <= comm_table_.size())
-      comm_entry::write(comm_table_.data() + i * comm_entry::words, id, members, rank);
+    announce(id, members, rank, members.size());
+  }
+  /// The same where the members are not known: whoever calls this with that id is one.
+  void attach(std::uint32_t id, int rank, int size) noexcept {
+    announce(id, {}, rank, static_cast<std::size_t>(size));
   }
 
   /// Notes that the host issued `what` on the communicator of `history`, and extends its history.
@@ -228,6 +229,13 @@ class flight_recorder {
     if (detail::get(w[0]) == index + 1) detail::set(w[which], now_ns());
   }
 
+  void announce(std::uint32_t id, std::span<const int> members, int rank,
+                std::size_t size) noexcept {
+    if (comms_ == nullptr) return;
+    const std::uint64_t i = comms_->fetch_add(1, std::memory_order_relaxed);
+    if ((i + 1) * comm_entry::words <= comm_table_.size())
+      comm_entry::write(comm_table_.data() + i * comm_entry::words, id, members, rank, size);
+  }
   void settle(ticket index, std::size_t which) noexcept {
     word* w = slot(index);
     std::uint64_t stamp = detail::get(w[which]);

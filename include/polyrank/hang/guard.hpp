@@ -51,6 +51,7 @@ struct guard_options {
   std::string command{}; ///< run by /bin/sh on a verdict, the JSON report's path is $1
   std::function<void(const verdict&)> on_verdict{}; ///< before the process ends
   bool leaves = true;                               ///< false: print only
+  bool signals = true; ///< block and take them; false: in somebody else's program, where threads run
 
   /// As the launcher and POLYRANK_HANG_* say. Throws usage_error for a deadline that is no number.
   [[nodiscard]] static guard_options from_environment() {
@@ -94,8 +95,12 @@ class guard {
                                                       .slots = options_.slots});
     ring_->state(host_state::init, "MPI_Init", {});
     watchdog_options w;
-    w.signals = block_signals();
-    saves_itself_ = sigismember(&*w.signals, SIGUSR2) == 0;
+    if (options_.signals) {
+      w.signals = block_signals();
+      saves_itself_ = sigismember(&*w.signals, SIGUSR2) == 0;
+    } else {
+      w.tick = std::chrono::milliseconds(100); // a launcher kills the others soon after a death
+    }
     w.deadline = options_.deadline;
     w.confirm = std::min<std::chrono::nanoseconds>(options_.deadline / 4, std::chrono::seconds(5));
     w.on_verdict = [this](const verdict& v) { pronounce(v); };

@@ -29,7 +29,8 @@ template <class Lookup>
                     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
                    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID"},
                    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
-                    "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID"}};
+                    "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID"},
+                   {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr}}; // torchrun
   const auto number = [&](const char* name) -> int {
     const char* text = lookup(name);
     if (text == nullptr) return -1;
@@ -47,7 +48,7 @@ template <class Lookup>
     p.local_size = number(l.local_size);
     if (p.local_rank < 0) p.local_rank = p.rank;
     if (p.local_size <= p.local_rank) p.local_size = 0; // not told
-    const char* job = lookup(l.job);
+    const char* job = l.job != nullptr ? lookup(l.job) : nullptr;
     p.job = job != nullptr && *job != '\0' ? job : polyrank::detail::cat("parent", parent);
     if (const char* step = lookup("SLURM_STEP_ID"); step != nullptr && job != nullptr)
       p.job += polyrank::detail::cat('.', step);

@@ -168,11 +168,11 @@ struct record {
       return std::min(value, most);
     };
     what = {};
-    what.kind = static_cast<op_kind>(within(packed & 255, 5));
+    what.kind = static_cast<op_kind>(within(packed & 255, 6));
     what.type =
         static_cast<dtype>(within(packed >> 8 & 255, static_cast<std::uint64_t>(dtype::f64)));
     what.op = static_cast<reduce_op>(
-        within(packed >> 16 & 255, static_cast<std::uint64_t>(reduce_op::max)));
+        within(packed >> 16 & 255, static_cast<std::uint64_t>(reduce_op::max) + 1));
     what.peer = static_cast<int>(static_cast<std::uint32_t>(packed >> 32));
     what.count = size;
     if (is_exchange()) {
@@ -268,13 +268,14 @@ struct comm_entry {
   int size = 0;                   ///< ranks
   int rank = 0;                   ///< the writer's number in it
   std::uint64_t members_hash = 0; ///< groups of one split share an id, not this
-  std::vector<int> members;       ///< ranks of the world, ascending
+  std::vector<int> members;       ///< ranks of the world, ascending; empty: those who have it
 
-  static void write(word* w, std::uint32_t id, std::span<const int> members, int rank) noexcept {
+  static void write(word* w, std::uint32_t id, std::span<const int> members, int rank,
+                    std::size_t size) noexcept {
     using detail::set;
     std::uint64_t hash = 0;
     for (const int m : members) hash = hash_combine(hash, static_cast<std::uint64_t>(m));
-    set(w[1], members.size());
+    set(w[1], size);
     set(w[2], static_cast<std::uint64_t>(rank));
     set(w[3], hash);
     for (std::size_t i = 0; i < bitmap_words; ++i) set(w[8 + i], 0);

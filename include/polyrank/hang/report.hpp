@@ -122,7 +122,8 @@ namespace detail {
     if (from >= ranks.size() || to >= ranks.size() || from == to) continue;
     const auto [x0, y0] = place(from, 200);
     auto [x1, y1] = place(to, 200);
-    const double length = std::hypot(x1 - x0, y1 - y0), cut = (length - 19) / length;
+    const double dx = x1 - x0, dy = y1 - y0, length = std::sqrt(dx * dx + dy * dy);
+    const double cut = (length - 19) / length;
     x1 = x0 + (x1 - x0) * cut;
     y1 = y0 + (y1 - y0) * cut;
     out += cat("<line x1=\"", number(x0), "\" y1=\"", number(y0), "\" x2=\"", number(x1),

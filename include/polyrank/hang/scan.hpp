@@ -146,9 +146,11 @@ inline void scan_ring(rank_state& r,
     if (!samples[s].ring.valid()) continue;
     for (comm_entry& e : samples[s].ring.comms()) {
       const auto [at, fresh] = keys.try_emplace({e.id, e.members_hash}, all.comms.size());
+      const bool unknown = e.members.empty();
       if (fresh)
         all.comms.push_back(
             {.id = e.id, .hash = e.members_hash, .size = e.size, .members = std::move(e.members)});
+      if (unknown) all.comms[at->second].members.push_back(samples[s].rank);
       comm_state& c = all.comms[at->second];
       const auto size = static_cast<std::size_t>(std::min(c.size, 1 << 16));
       if (c.by_rank.size() < size) c.by_rank.resize(size, -1);

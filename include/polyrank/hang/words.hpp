@@ -34,11 +34,10 @@ using polyrank::detail::cat;
   };
   if (r.is_exchange())
     out += transfer(r.what.way, r.what.peer) + transfer(r.what.second_way, r.what.second_peer);
-  else if (r.what.kind == op_kind::broadcast)
+  else if (r.what.has_root())
     out += cat(" root ", r.what.peer);
   out += cat(' ', name_of(r.what.type), " x ", r.what.count);
-  if ((r.what.kind == op_kind::all_reduce || r.what.kind == op_kind::reduce_scatter) &&
-      r.what.op != reduce_op::sum)
+  if (r.what.op != reduce_op::sum)
     out += cat(' ', name_of(r.what.op));
   if (r.in_graph) out += cat(", replay ", r.replay, " of its graph");
   if (r.what.site.file[0] != '\0') out += cat(" at ", r.what.site.file);
@@ -92,8 +91,10 @@ using polyrank::detail::cat;
   std::string out = cat("host state ", name_of(s.ring.state()));
   if (const std::string text = s.ring.text(f_state_text, short_text); !text.empty())
     out += cat(" \"", text, '"');
-  if (const std::string file = s.ring.text(f_state_file, file_text); !file.empty())
-    out += cat(" at ", file, ':', s.ring.at(f_state_line));
+  if (const std::string file = s.ring.text(f_state_file, file_text); !file.empty()) {
+    out += cat(" at ", file);
+    if (const std::uint64_t line = s.ring.at(f_state_line); line != 0) out += cat(':', line);
+  }
   if (const std::uint64_t since = s.ring.at(f_state_since_ns); since != 0 && since <= s.now)
     out += cat(" for ", seconds(s.now - since));
   if (s.process == process_state::stopped && s.where.empty()) out += "; its process is stopped";
