@@ -437,7 +437,9 @@ TEST_CASE("the GPU itself tells the recorder what has begun and what is done") {
   auto& recorder = shared->w.recorder();
   stream s = comm.make_stream();
   auto x = up(std::vector<float>(1000, 1.0f));
-  const auto sum = [&] { comm.all_reduce<float>(x.span(), x.span(), reduce_op::sum, on(s, "sum")); };
+  const auto sum = [&] {
+    comm.all_reduce<float>(x.span(), x.span(), reduce_op::sum, on(s, "sum"));
+  };
   const auto last = [&](std::uint64_t back = 0) {
     hang::record r;
     REQUIRE(recorder.read(recorder.size() - 1 - back, r));

@@ -1,6 +1,7 @@
 // raw_nccl ID_FILE FAULT: a program that knows nothing of polyrank. One rank of a job, as the
 // launcher's environment says (OMPI_COMM_WORLD_RANK and _SIZE); the NCCL id goes through a file.
-// Rank 1 is at fault, in one of the ways below. Used to see what NCCL and the preloaded library say.
+// Rank 1 is at fault, in one of the ways below. Used to see what NCCL and the preloaded library
+// say.
 // SPDX-License-Identifier: Apache-2.0
 #include <nccl.h>
 
@@ -115,7 +116,9 @@ int main(int argc, char** argv) {
     if (now && fault == "root")
       must(ncclBroadcast(data, data, count, ncclFloat, 7, comm, stream), "ncclBroadcast");
     if (!(now && fault == "skip"))
-      must(ncclAllReduce(data, data, count - 64 * static_cast<std::size_t>(step) - (now && fault == "count" ? 7 : 0),
+      must(ncclAllReduce(data, data,
+                         count - 64 * static_cast<std::size_t>(step) -
+                             (now && fault == "count" ? 7 : 0),
                          ncclFloat, ncclSum, comm, stream),
            "ncclAllReduce");
     if (step < 3) {

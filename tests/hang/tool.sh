@@ -30,7 +30,14 @@ for ((i = 0; i < 200; ++i)); do
 done
 sleep 2.5
 expect 82 'HANG verdict NEVER_ENTERED .*rank 1 ' "$hang" report "$POLYRANK_HANG_DIR"
-expect 82 'HANG verdict' "$hang" report --quiet --json "$folder/v.json" --svg "$folder/v.svg"
+expect 82 'HANG verdict' "$hang" report --quiet --json "$folder/v.json" --svg "$folder/v.svg" \
+  --trace "$folder/t.json"
+expect 0 'ranks 0 1 2, unfinished 2' python3 -c '
+import json, sys
+spans = [e for e in json.load(open(sys.argv[1]))["traceEvents"] if e["ph"] == "X"]
+print("ranks", *sorted({e["pid"] for e in spans}), end=", ")
+print("unfinished", sum(e["name"].startswith("unfinished: bucket 0") for e in spans))
+assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in spans)' "$folder/t.json"
 grep -q '"suspects": \[1\]' "$folder/v.json" || fail "JSON without the suspect"
 grep -q '<svg' "$folder/v.svg" || fail "no picture"
 expect 0 'in all_reduce #16' "$hang" watch --once
@@ -79,6 +86,20 @@ expect 0 'P2P_CYCLE \(exit code 83\)' "$hang" explain p2p_cycle
 expect 2 'is no verdict' "$hang" explain 81x
 printf 'a\nnode1:12:34 [0] init.cc:1 NCCL WARN Duplicate GPU detected : rank 1 and rank 0\n' >"$folder/nccl.log"
 expect 0 'line 2 .*Duplicate GPU' "$hang" explain --log "$folder/nccl.log"
+# What real failures of NCCL look like.
+while read -r log cause; do
+  expect 0 "most likely: $cause" "$hang" explain --log "$source/tests/hang/logs/$log.log"
+done <<'END'
+duplicate_gpu two ranks use one GPU
+wrong_interface NCCL_SOCKET_IFNAME names no interface
+killed_peer a peer process ended or was killed
+wrong_network NCCL_NET .* names a network that this host does not have
+out_of_memory a GPU or the host has too little memory
+wrong_root the root of a broadcast or reduce is no rank
+dead_root nobody listens where a rank looks for another one
+missing_rank not all ranks came to make a communicator
+END
+expect 0 '1 of 2 ranks began .*missing: rank 1' "$hang" explain --log "$source/tests/hang/logs/missing_rank.log"
 expect 1 'no known message' "$hang" explain --log "$source/LICENSE"
 
 # The table in the docs is the program's.

@@ -5,7 +5,7 @@
 #include "support/files.hpp"
 
 #include <polyrank/core/error.hpp>
-#include <polyrank/hang/place.hpp>
+#include <polyrank/hang/neighbours.hpp>
 #include <polyrank/hang/ring.hpp>
 #include <polyrank/hang/words.hpp>
 
@@ -53,6 +53,7 @@ std::string threads_of(int pid) {
   return out;
 }
 
+/// A rank, watched for a while.
 struct process {
   int pid = 0;
   place at;
@@ -72,65 +73,6 @@ std::uint64_t cpu_ticks(int pid) {
     sum += value;
   }
   return sum;
-}
-
-/// The whole environment of a process, which may be larger than a page.
-std::string environment_of(int pid) {
-  std::string out;
-  std::FILE* f = std::fopen(cat("/proc/", pid, "/environ").c_str(), "rb");
-  if (f == nullptr) return out;
-  char part[4096];
-  for (std::size_t n; (n = std::fread(part, 1, sizeof part, f)) > 0 && out.size() < (1u << 20);)
-    out.append(part, n);
-  std::fclose(f);
-  return out;
-}
-
-/// Processes that a launcher started as ranks, by job. Their own children are left out.
-std::map<std::string, std::vector<process>> find_ranks() {
-  std::map<std::string, std::vector<process>> jobs;
-  std::error_code failed;
-  for (fs::directory_iterator it("/proc", failed), end; !failed && it != end;
-       it.increment(failed)) {
-    const std::string name = it->path().filename().string();
-    int pid = 0;
-    const auto [rest, bad] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (bad != std::errc{} || rest != name.data() + name.size() || pid == ::getpid()) continue;
-    const std::string environment = environment_of(pid);
-    std::map<std::string, std::string, std::less<>> variables;
-    for (std::size_t at = 0; at < environment.size();) {
-      const std::size_t stop = std::min(environment.find('\0', at), environment.size());
-      const std::string_view line = std::string_view(environment).substr(at, stop - at);
-      if (const std::size_t equal = line.find('='); equal != std::string_view::npos)
-        variables.emplace(line.substr(0, equal), line.substr(equal + 1));
-      at = stop + 1;
-    }
-    const std::string stat = hang::detail::read_small(cat("/proc/", pid, "/stat"));
-    int parent = 0;
-    const std::string_view field = hang::detail::stat_field(stat, 4);
-    std::from_chars(field.data(), field.data() + field.size(), parent);
-    const auto found = find_place(
-        [&](const char* variable) {
-          const auto v = variables.find(std::string_view(variable));
-          return v != variables.end() ? v->second.c_str() : nullptr;
-        },
-        parent);
-    if (!found) continue;
-    process p{
-        .pid = pid, .at = *found, .program = hang::detail::read_small(cat("/proc/", pid, "/comm"))};
-    while (!p.program.empty() && p.program.back() == '\n') p.program.pop_back();
-    std::vector<process>& job = jobs[found->job];
-    const auto same = std::find_if(job.begin(), job.end(),
-                                   [&](const process& q) { return q.at.rank == p.at.rank; });
-    if (same == job.end())
-      job.push_back(std::move(p));
-    else if (p.pid < same->pid)
-      *same = std::move(p); // the rank itself, not what it started
-  }
-  for (auto& [name, ranks] : jobs)
-    std::sort(ranks.begin(), ranks.end(),
-              [](const process& a, const process& b) { return a.at.rank < b.at.rank; });
-  return jobs;
 }
 
 } // namespace
@@ -169,7 +111,15 @@ int run_collect(const collect_flags& flags) {
 }
 
 int run_attach(const collect_flags& flags) {
-  auto jobs = find_ranks();
+  std::map<std::string, std::vector<process>> jobs;
+  for (const auto& [name, ranks] : find_ranks())
+    for (const rank_process& r : ranks) {
+      process p{.pid = r.pid,
+                .at = r.at,
+                .program = hang::detail::read_small(cat("/proc/", r.pid, "/comm"))};
+      while (!p.program.empty() && p.program.back() == '\n') p.program.pop_back();
+      jobs[name].push_back(std::move(p));
+    }
   if (!flags.job.empty()) std::erase_if(jobs, [&](const auto& j) { return j.first != flags.job; });
   if (jobs.empty())
     throw data_error(

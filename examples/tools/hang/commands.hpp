@@ -14,7 +14,7 @@ namespace polyrank::examples {
 
 struct rings_flags {
   std::vector<std::filesystem::path> folders;
-  std::string job, json, svg;
+  std::string job, json, svg, trace;
   double deadline = 1; ///< seconds
   bool once = false, quiet = false;
 };

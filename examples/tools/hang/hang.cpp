@@ -44,6 +44,8 @@ int main(int argc, char** argv) {
       add_rings("report", "Diagnose the flight recorders in DIR, of live or dead jobs");
   report->add_option("--json", rings.json, "Write the verdict to FILE")->type_name("FILE");
   report->add_option("--svg", rings.svg, "Draw who waits for whom")->type_name("FILE");
+  report->add_option("--trace", rings.trace, "Write all recorded operations as a Chrome trace")
+      ->type_name("FILE");
   report->add_flag("--quiet", rings.quiet, "Print the headline only");
   CLI::App* watch = add_rings("watch", "Show each rank's state, again and again");
   watch->add_flag("--once", rings.once, "Show it once and exit");

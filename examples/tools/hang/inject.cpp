@@ -11,7 +11,9 @@ struct host_side {
 
   static communicator join(launch::world& world) { return world.communicator(); }
   static std::pmr::memory_resource& memory() { return host::backend::memory(); }
-  static void block(stream& s) { s.enqueue([] { sleep_forever(); }); }
+  static void block(stream& s) {
+    s.enqueue([] { sleep_forever(); });
+  }
   template <class Body>
   static void capture(stream&, Body) {
     throw usage_error("inject: graphs need --backend cuda");

@@ -122,7 +122,7 @@ class job {
     const std::span<float> x = data_.span().first(buckets[1]);
     if (what_ == "count") {
       comm_.template all_reduce<float>(x.first(39999), x.first(39999), reduce_op::sum,
-                              on(stream_, "bucket 1"));
+                                       on(stream_, "bucket 1"));
     } else if (what_ == "type") {
       const std::span<double> y = doubles_.span().first(buckets[1]);
       comm_.template all_reduce<double>(y, y, reduce_op::sum, on(stream_, "bucket 1"));
@@ -180,23 +180,25 @@ class job {
       stream_.synchronize();
     } else if (what_ == "send_send" && (me == 0 || me == flags_.rank)) {
       const int peer = me == 0 ? flags_.rank : 0;
-      comm_.template exchange<float>({send_to<float>(peer, std::span<const float>(x))}, on(stream_, "send"));
+      comm_.template exchange<float>({send_to<float>(peer, std::span<const float>(x))},
+                                     on(stream_, "send"));
       comm_.template exchange<float>({receive_from<float>(peer, x)}, on(stream_, "receive"));
       stream_.synchronize();
     } else if (what_ == "ring") {
       comm_.template exchange<float>({send_to<float>((me + 1) % n, std::span<const float>(x))},
-                            on(stream_, "to next"));
+                                     on(stream_, "to next"));
       comm_.template exchange<float>({receive_from<float>((me + n - 1) % n, x)},
-                            on(stream_, "from previous"));
+                                     on(stream_, "from previous"));
       stream_.synchronize();
     } else if (what_ == "pipeline") { // stage after stage; the faulty one never sends
       if (me > 0)
-        comm_.template exchange<float>({receive_from<float>(me - 1, x)}, on(stream_, "activations"));
+        comm_.template exchange<float>({receive_from<float>(me - 1, x)},
+                                       on(stream_, "activations"));
       stream_.synchronize();
       if (here) sleep_forever();
       if (me + 1 < n)
         comm_.template exchange<float>({send_to<float>(me + 1, std::span<const float>(x))},
-                              on(stream_, "activations"));
+                                       on(stream_, "activations"));
       stream_.synchronize();
     } else if (what_ == "barrier") {
       if (here) sleep_forever();

@@ -49,9 +49,8 @@ struct witness {
         }()) {
     if (!guard.on()) return;
     guard.running();
-    nccl = std::make_unique<cuda::recorded_nccl>(guard.ring()->recorder(),
-                                                 cuda::nccl_calls::found(&real),
-                                                 &cuda::driver::of_process);
+    nccl = std::make_unique<cuda::recorded_nccl>(
+        guard.ring()->recorder(), cuda::nccl_calls::found(&real), &cuda::driver::of_process);
   }
   hang::guard guard;
   std::unique_ptr<cuda::recorded_nccl> nccl; // null: no launcher, or switched off
@@ -85,9 +84,9 @@ call_site site_of(void* address) {
   if (Dl_info info{}; text.empty() && ::dladdr(address, &info) != 0 && info.dli_fname != nullptr) {
     const std::string path = info.dli_fname;
     char offset[32];
-    std::snprintf(offset, sizeof offset, "+0x%zx",
-                  static_cast<std::size_t>(static_cast<char*>(address) -
-                                           static_cast<char*>(info.dli_fbase)));
+    std::snprintf(
+        offset, sizeof offset, "+0x%zx",
+        static_cast<std::size_t>(static_cast<char*>(address) - static_cast<char*>(info.dli_fbase)));
     text = path.substr(path.rfind('/') + 1) + offset;
   }
   return {text.c_str(), 0};

@@ -7,6 +7,7 @@
 #include <polyrank/hang/analyze.hpp>
 #include <polyrank/hang/report.hpp>
 #include <polyrank/hang/ring.hpp>
+#include <polyrank/hang/trace.hpp>
 
 #include <chrono>
 #include <cstdio>
@@ -94,8 +95,9 @@ int run_report(const rings_flags& flags) {
     throw data_error("no flight recorders in" + list +
                      "; the ranks write them to POLYRANK_HANG_DIR or /dev/shm while they run");
   }
-  expects(jobs.size() == 1 || (flags.json.empty() && flags.svg.empty()), "there are ", jobs.size(),
-          " jobs: choose one by --job NAME for --json or --svg");
+  expects(jobs.size() == 1 || (flags.json.empty() && flags.svg.empty() && flags.trace.empty()),
+          "there are ", jobs.size(),
+          " jobs: choose one by --job NAME for --json, --svg or --trace");
   int code = 0;
   for (const auto& [name, job] : jobs) {
     const verdict v =
@@ -117,6 +119,7 @@ int run_report(const rings_flags& flags) {
                   (job.folder / ("polyrank-" + name + ".*")).c_str());
     if (!flags.json.empty()) write_file(flags.json, report_json(v));
     if (!flags.svg.empty()) write_file(flags.svg, report_svg(v));
+    if (!flags.trace.empty()) write_file(flags.trace, chrome_trace(job.samples));
     code = std::max(code, exit_code(v.code));
   }
   return code;

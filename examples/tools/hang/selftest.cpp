@@ -83,8 +83,15 @@ const std::vector<scenario>& scenarios() {
       {"fork", "forks after start-up", "finding", "child(ren)", {0}},
       {"pause", "a declared pause of 3 deadlines", "", "", {0}, on::both, 2, false, false},
       {"slow", "half a deadline late", "", "", {0}, on::both, 2, false, false},
-      {"cut", "its host's network is cut", "TRANSPORT", "dead or unreachable", {85}, on::cluster, 2,
-       false, false},
+      {"cut",
+       "its host's network is cut",
+       "TRANSPORT",
+       "dead or unreachable",
+       {85},
+       on::cluster,
+       2,
+       false,
+       false},
   };
   return all;
 }
@@ -171,7 +178,7 @@ outcome run_job(const std::vector<std::string>& command, const std::filesystem::
 }
 
 /// What is wrong with the outcome; empty: nothing.
-std::string judge(const scenario& s, const outcome& o, int rank, double deadline, bool cluster) {
+std::string judge(const scenario& s, const outcome& o, int rank, double deadline) {
   std::string wrong;
   const auto bad = [&](const std::string& what) { wrong += (wrong.empty() ? "" : "; ") + what; };
   if (s.verdict.empty()) {
@@ -181,9 +188,7 @@ std::string judge(const scenario& s, const outcome& o, int rank, double deadline
       bad("verdict is not " + std::string(s.verdict));
     if (o.headline.find(s.says) == std::string::npos) bad("headline lacks " + std::string(s.says));
     const std::string number = std::to_string(rank);
-    // Before MPI has started a host knows its own ranks only.
-    const bool names_rank = s.names_rank && !(cluster && s.name == "init");
-    if (names_rank && o.headline.find("rank " + number) == std::string::npos &&
+    if (s.names_rank && o.headline.find("rank " + number) == std::string::npos &&
         o.headline.find("ranks " + number) == std::string::npos)
       bad("headline does not name rank " + number);
     const bool has_site = o.headline.find(" at inject_job.hpp:") != std::string::npos;
@@ -242,13 +247,12 @@ int run_selftest(const selftest_flags& flags) {
                  "none",       "-n",       std::to_string(flags.ranks)};
     else
       command = {flags.cluster, "2", std::to_string((flags.ranks + 1) / 2), "--"};
-    command.insert(command.end(),
-                   {self, "inject", std::string(fault), "--rank", std::to_string(rank),
-                    "--backend", flags.backend});
+    command.insert(command.end(), {self, "inject", std::string(fault), "--rank",
+                                   std::to_string(rank), "--backend", flags.backend});
     if (s.name == "straggler" || s.name == "fork" || s.name == "op")
       command.insert(command.end(), {"--steps", s.name == "straggler" ? "60" : "120"});
     const outcome o = run_job(command, folder, 20 + 8 * flags.deadline, s.where == on::cluster);
-    const std::string wrong = judge(s, o, rank, flags.deadline, !flags.cluster.empty());
+    const std::string wrong = judge(s, o, rank, flags.deadline);
     ++runs;
     failures += wrong.empty() ? 0 : 1;
     char seconds[32];

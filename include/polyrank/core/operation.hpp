@@ -25,8 +25,9 @@ enum class op_kind : std::uint8_t {
 };
 
 [[nodiscard]] constexpr std::string_view name_of(op_kind kind) noexcept {
-  constexpr std::array<std::string_view, 7> names{
-      "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "exchange", "reduce"};
+  constexpr std::array<std::string_view, 7> names{"all_reduce", "reduce_scatter", "all_gather",
+                                                  "all_to_all", "broadcast",      "exchange",
+                                                  "reduce"};
   return names[static_cast<std::size_t>(kind)];
 }
 

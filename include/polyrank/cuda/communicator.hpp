@@ -76,12 +76,9 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
     const std::string first =
         line.all_gather({reinterpret_cast<const char*>(&mine), sizeof mine})[0];
     scoped_device here(device);
-    return {line,
-            session::view(native, line, recorder),
-            device,
-            recorder,
-            options{},
-            hash_text(first),
+    return {line,          session::view(native, line, recorder),
+            device,        recorder,
+            options{},     hash_text(first),
             everyone(line)};
   }
 
@@ -252,9 +249,9 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
     if (status == cudaStreamCaptureStatusNone) return 0;
     unsigned long long id = 0;
 #if CUDART_VERSION >= 13000
-    cuda::check(cudaStreamGetCaptureInfo(s.native(), &status, &id, nullptr, nullptr, nullptr,
-                                         nullptr),
-                "cudaStreamGetCaptureInfo");
+    cuda::check(
+        cudaStreamGetCaptureInfo(s.native(), &status, &id, nullptr, nullptr, nullptr, nullptr),
+        "cudaStreamGetCaptureInfo");
 #else
     cuda::check(cudaStreamGetCaptureInfo_v2(s.native(), &status, &id), "cudaStreamGetCaptureInfo");
 #endif

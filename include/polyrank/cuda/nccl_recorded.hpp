@@ -39,8 +39,8 @@ struct nccl_calls {
   call(ncclCommInitRank) call(ncclCommInitRankConfig) call(ncclCommSplit) call(ncclCommDestroy)    \
       call(ncclCommAbort) call(ncclAllReduce) call(ncclBroadcast) call(ncclBcast) call(ncclReduce) \
           call(ncclAllGather) call(ncclReduceScatter) call(ncclSend) call(ncclRecv)                \
-              call(ncclGroupStart) call(ncclGroupEnd) call(ncclCommUserRank)                       \
-                  call(ncclCommCount) call(ncclCommGetAsyncError)
+              call(ncclGroupStart) call(ncclGroupEnd) call(ncclCommUserRank) call(ncclCommCount)   \
+                  call(ncclCommGetAsyncError)
 #define POLYRANK_DECLARE(name) decltype(&::name) name = nullptr;
   POLYRANK_NCCL_CALLS(POLYRANK_DECLARE)
 #undef POLYRANK_DECLARE
@@ -57,7 +57,8 @@ struct nccl_calls {
   template <class Find>
   [[nodiscard]] static nccl_calls found(Find find) {
     nccl_calls c;
-#define POLYRANK_FIND(function) c.function = reinterpret_cast<decltype(&::function)>(find(#function));
+#define POLYRANK_FIND(function)                                                                    \
+  c.function = reinterpret_cast<decltype(&::function)>(find(#function));
     POLYRANK_NCCL_CALLS(POLYRANK_FIND)
 #undef POLYRANK_FIND
     return c;
@@ -118,8 +119,7 @@ class recorded_nccl {
   /// `real`: what the calls are passed to.
   explicit recorded_nccl(hang::flight_recorder& recorder, nccl_calls real = nccl_calls::linked(),
                          driver (*find_driver)() = &driver::of_runtime)
-      : recorder_(recorder), real_(real), find_driver_(find_driver),
-        poller_([this] { poll(); }) {}
+      : recorder_(recorder), real_(real), find_driver_(find_driver), poller_([this] { poll(); }) {}
   recorded_nccl(const recorded_nccl&) = delete;
   recorded_nccl& operator=(const recorded_nccl&) = delete;
   ~recorded_nccl() {

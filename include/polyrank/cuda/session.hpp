@@ -266,7 +266,7 @@ class session {
       s.stop = true;
     }
     s.bell.notify_all();
-    if (leak || !watcher_.joinable()) {          // or never met
+    if (leak || !watcher_.joinable()) { // or never met
       if (s.mutex.try_lock_for(std::chrono::seconds(1))) {
         s.stamps.leak();
         s.mutex.unlock();

@@ -8,7 +8,8 @@
 //     stamps.begin(stream);
 //     ncclAllReduce(..., stream);
 //     stamps.end(stream);
-//     stamps.poll();                           // now and then, from another thread: gives the times
+//     stamps.poll();                           // now and then, from another thread: gives the
+//     times
 //
 // "Started" means that the stream has come to the operation, not that its kernel found room on the
 // GPU. In a captured graph each replay writes the same numbers; a host node at the graph's first
@@ -86,7 +87,8 @@ class stamps {
   /// Records nothing where `recorder` is null. The device must be current.
   stamps(hang::flight_recorder* recorder, const driver& d) : recorder_(recorder), driver_(d) {
     if (recorder_ == nullptr) return;
-    page_ = recorder_->share([&] { return std::make_shared<lane_page>(d, recorder_->lane_page()); });
+    page_ =
+        recorder_->share([&] { return std::make_shared<lane_page>(d, recorder_->lane_page()); });
     writes_ = page_->why().empty();
     if (!writes_) recorder_->starts_are_issues();
     own_.at = recorder_->take_lane(hang::lane::of_stream);
@@ -148,7 +150,8 @@ class stamps {
     const word* w = recorder_->lane_at(own_.at);
     const std::uint64_t started = hang::detail::get(w[lane::started]),
                         done = hang::detail::get(w[lane::done]);
-    for (; begun_ != newest_ && waiting_[begun_ % slots].number <= std::max(started, done); ++begun_)
+    for (; begun_ != newest_ && waiting_[begun_ % slots].number <= std::max(started, done);
+         ++begun_)
       recorder_->saw_start(waiting_[begun_ % slots].ticket);
     for (; oldest_ != begun_ && waiting_[oldest_ % slots].number <= done; ++oldest_)
       recorder_->saw_done(waiting_[oldest_ % slots].ticket);

@@ -91,7 +91,10 @@ class analysis {
     std::vector<int> starting, missing;
     std::uint64_t age = 0;
     for (int r = 0; r < given_.world; ++r)
-      if (const rank_state* s = all_.find(r); s == nullptr || !s->ring()) missing.push_back(r);
+      if (all_.find(r) == nullptr) missing.push_back(r);
+    for (const rank_state& r : all_.ranks)
+      if (!r.ring()) missing.push_back(r.from->rank);
+    std::sort(missing.begin(), missing.end());
     bool anyone_dead = false;
     for (const sample& s : samples_)
       if (s.ring.valid() && s.ring.life() == life::starting) {
@@ -100,7 +103,11 @@ class analysis {
         if (born < s.now) age = std::max(age, s.now - born);
         anyone_dead = anyone_dead || s.process == process_state::dead;
       }
-    if (starting.empty() || age < given_.deadline_ns || anyone_dead) return false;
+    // A host from which nobody is missing lets the others speak first.
+    const bool others_know = given_.world == 0 && missing.empty();
+    const std::uint64_t patience =
+        given_.deadline_ns + (others_know ? given_.deadline_ns / 4 + 500'000'000 : 0);
+    if (starting.empty() || age < patience || anyone_dead) return false;
     std::vector<int> stopped;
     for (const int r : starting)
       if (all_.find(r)->from->process == process_state::stopped) stopped.push_back(r);
@@ -108,11 +115,18 @@ class analysis {
     std::string what =
         cat(starting.size(), '/', v_.ranks, " ranks are in MPI_Init for ", seconds(age));
     if (!missing.empty())
-      what += cat("; ", words_for(missing),
-                  missing.size() == 1 ? " has not come to it" : " have not come to it");
+      what += cat("; ", names(missing), missing.size() == 1 ? " has" : " have", " not come to it",
+                  whereabouts_of(missing[0]));
     else if (!stopped.empty())
       what += cat("; ", words_for(stopped), stopped.size() == 1 ? " is" : " are", " stopped");
+    if (others_know) what += "; nobody of this host is missing, so look for a rank of another host";
     return say(verdict_code::init_timeout, std::move(suspects), std::move(what), true);
+  }
+  /// Where a rank without a flight recorder is, if that is known.
+  [[nodiscard]] std::string whereabouts_of(int rank) const {
+    const rank_state* r = all_.find(rank);
+    return r != nullptr && !r->ring() && !r->from->where.empty() ? " (" + r->from->where + ')'
+                                                                 : std::string();
   }
 
   /// Some are where a communicator is made, and not all others come.

@@ -51,7 +51,8 @@ struct guard_options {
   std::string command{}; ///< run by /bin/sh on a verdict, the JSON report's path is $1
   std::function<void(const verdict&)> on_verdict{}; ///< before the process ends
   bool leaves = true;                               ///< false: print only
-  bool signals = true; ///< block and take them; false: in somebody else's program, where threads run
+  bool signals =
+      true; ///< block and take them; false: in somebody else's program, where threads run
 
   /// As the launcher and POLYRANK_HANG_* say. Throws usage_error for a deadline that is no number.
   [[nodiscard]] static guard_options from_environment() {

@@ -201,8 +201,8 @@ class ring {
   }
 
   /// What the host does until the scope ends; then what it did before.
-  [[nodiscard]] flight_recorder::phase_scope
-  phase(host_state s, std::string_view text = {}, call_site site = call_site::here()) noexcept {
+  [[nodiscard]] flight_recorder::phase_scope phase(host_state s, std::string_view text = {},
+                                                   call_site site = call_site::here()) noexcept {
     return recorder_->phase(s, text, site);
   }
   void state(host_state s, std::string_view text, call_site site) noexcept {

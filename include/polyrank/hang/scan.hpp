@@ -122,8 +122,8 @@ inline void scan_ring(rank_state& r,
       p.last_chain = ring.chain(i);
       p.last_index = i;
     }
-    if (record what; ring.in_graph(i) && r.replayed.size() < rank_state::most_unfinished &&
-                     ring.read(i, what))
+    if (record what;
+        ring.in_graph(i) && r.replayed.size() < rank_state::most_unfinished && ring.read(i, what))
       r.replayed.push_back(what);
     if (ring.done(i) != 0) {
       last_done = i;

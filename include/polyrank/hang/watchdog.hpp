@@ -14,6 +14,7 @@
 #pragma once
 
 #include <polyrank/hang/analyze.hpp>
+#include <polyrank/hang/neighbours.hpp>
 #include <polyrank/hang/ring.hpp>
 #include <polyrank/hang/side_channel.hpp>
 
@@ -254,6 +255,7 @@ class watchdog {
       }
       samples.push_back(std::move(s));
     }
+    for (sample& s : missing_neighbours()) samples.push_back(std::move(s));
     remotes_.clear();
     bool everyone = own_.at(layout::f_local_size) == own_.at(layout::f_size);
     if (side_channel* channel = channel_.load(std::memory_order_acquire); channel != nullptr) {
@@ -270,6 +272,27 @@ class watchdog {
                              .second_look = second_look,
                              .complete = everyone,
                              .failed_too = failed_too});
+  }
+
+  /// Ranks of this host that were started and have not come to MPI_Init, once the others wait for
+  /// half a deadline there: known by their processes only.
+  [[nodiscard]] std::vector<sample> missing_neighbours() const {
+    std::vector<sample> found;
+    if (own_.life() != life::starting ||
+        peers_.size() >= static_cast<std::size_t>(own_.at(layout::f_local_size)) ||
+        now_ns() - own_.at(layout::f_created_ns) <
+            static_cast<std::uint64_t>(options_.deadline.count()) / 2)
+      return found;
+    const auto jobs = find_ranks();
+    const auto mine = jobs.find(own_.job());
+    if (mine == jobs.end()) return found;
+    for (const rank_process& p : mine->second)
+      if (!peers_.contains(p.at.rank))
+        found.push_back({.rank = p.at.rank,
+                         .process = state_of(p.pid, start_time_of(p.pid)),
+                         .where = polyrank::detail::cat("pid ", p.pid, ' ', whereabouts(p.pid)),
+                         .host = host_});
+    return found;
   }
 
   /// This host's ranks, for the other hosts.

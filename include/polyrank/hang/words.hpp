@@ -37,8 +37,7 @@ using polyrank::detail::cat;
   else if (r.what.has_root())
     out += cat(" root ", r.what.peer);
   out += cat(' ', name_of(r.what.type), " x ", r.what.count);
-  if (r.what.op != reduce_op::sum)
-    out += cat(' ', name_of(r.what.op));
+  if (r.what.op != reduce_op::sum) out += cat(' ', name_of(r.what.op));
   if (r.in_graph) out += cat(", replay ", r.replay, " of its graph");
   if (r.what.site.file[0] != '\0') out += cat(" at ", r.what.site.file);
   if (r.what.site.line != 0) out += cat(':', r.what.site.line);
