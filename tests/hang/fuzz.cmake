@@ -27,6 +27,6 @@ add_custom_command(OUTPUT ${program}
 add_custom_target(hang_fuzz_ring ALL DEPENDS ${program})
 file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/corpus)
 add_test(NAME hang.fuzz_ring
-  COMMAND ${program} -max_total_time=10 -max_len=4096 -timeout=5 -rss_limit_mb=1024
+  COMMAND ${program} -max_total_time=10 -max_len=8192 -timeout=5 -rss_limit_mb=1024
     -artifact_prefix=${CMAKE_CURRENT_BINARY_DIR}/ ${CMAKE_CURRENT_BINARY_DIR}/corpus)
 set_tests_properties(hang.fuzz_ring PROPERTIES LABELS "fuzz" TIMEOUT 120)
