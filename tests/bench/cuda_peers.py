@@ -3,10 +3,12 @@
 
 usage: cuda_peers.py kernels [REPETITIONS]     fused AdamW and get_total_norm, 1 and 148 tensors
        cuda_peers.py ddp [REPETITIONS]         DDP over NCCL with 148 tensors; under mpirun
+       cuda_peers.py fsdp [PARAMETERS]         FSDP2, bf16, forty layers, fused AdamW; under mpirun
        cuda_peers.py mlp [EPOCHS]              the classifier's network, fp32 and bf16, eager and compiled
 """
 # SPDX-License-Identifier: Apache-2.0
 import json
+import math
 import os
 import statistics
 import sys
@@ -68,13 +70,57 @@ class Bag(torch.nn.Module):
         return sum((p * x).sum() for p in self.ps)
 
 
-def ddp(repetitions):
+def join():
+    """Joins the ranks of mpirun over NCCL; this rank and their number."""
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
     size = int(os.environ["OMPI_COMM_WORLD_SIZE"])
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29531")
     torch.cuda.set_device(rank % torch.cuda.device_count())
     torch.distributed.init_process_group("nccl", rank=rank, world_size=size)
+    return rank, size
+
+
+def fsdp(parameters):
+    """A step with next to no computation: a batch of 8. Shards of the weights are gathered in forward
+    and backward (reshard) or kept after forward."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    rank, size = join()
+    width = math.isqrt(parameters // 40)
+    x = torch.full((8, width), 0.01, device="cuda", dtype=torch.bfloat16)
+    for reshard in (False, True):
+        torch.cuda.reset_peak_memory_stats()
+        with torch.device("cuda"):
+            model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(40)))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+        for layer in [*model, model]:
+            fully_shard(layer, mp_policy=policy, reshard_after_forward=reshard)
+        torch.cuda.reset_peak_memory_stats()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        times = []
+        for k in range(-2, 5):
+            torch.cuda.synchronize()
+            torch.distributed.barrier()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            model(x).float().sum().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.cuda.synchronize()
+            if k >= 0:
+                times.append(1e3 * (time.perf_counter() - start))
+        if rank == 0:
+            print(json.dumps({"bench": "torch fsdp2", "reshard": reshard, "ranks": size,
+                              "parameters": 40 * width * width,
+                              "step_ms": round(statistics.median(times), 2),
+                              "peak_mb": round(torch.cuda.max_memory_allocated() / 1e6)}), flush=True)
+        del model, optimizer
+    torch.distributed.destroy_process_group()
+
+
+def ddp(repetitions):
+    rank, size = join()
     x = torch.ones(1, device="cuda")
     plain, times = Bag(), {}
     wrapped = torch.nn.parallel.DistributedDataParallel(Bag(), gradient_as_bucket_view=True)
@@ -149,6 +195,8 @@ if __name__ == "__main__":
         kernels(count)
     elif what == "ddp":
         ddp(count)
+    elif what == "fsdp":
+        fsdp(1_000_000_000 if len(sys.argv) < 3 else count)
     elif what == "mlp":
         mlp(3 if len(sys.argv) < 3 else count)
     else:

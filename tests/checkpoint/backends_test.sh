@@ -3,6 +3,7 @@
 # Saves on one backend and goes on with another, on a GPU and without: the same bits on one backend
 # in deterministic mode, losses within 1e-5 across. The files in Python's safetensors, both ways.
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2317  # functions are called through check
 set -euo pipefail
 program=$1 data=$2 dir=$3/backends scripts=$4
 failed=0

@@ -3,6 +3,7 @@
 # Disks that misbehave: slow, full, read-only, gone; and two jobs on one directory. Mounts are made in
 # a mount namespace of this test's own; where that cannot be had they are left out, and it says so.
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2317  # functions are called through check
 set -euo pipefail
 if [[ -z ${DISKS_TEST_INSIDE:-} ]] && [[ $(id -u) -eq 0 ]] && unshare --mount true 2>/dev/null; then
   DISKS_TEST_INSIDE=mounts exec unshare --mount "$0" "$@"
@@ -47,7 +48,8 @@ mv "$dir/gone" "$dir/elsewhere"
 check "a directory that is gone is a warning" until_true grep -q "was not saved: .*$dir/gone: this directory is gone; training goes on" "$dir/out"
 check "it is not made anew" test ! -e "$dir/gone"
 mv "$dir/elsewhere" "$dir/gone"
-newest=$(ls "$dir/gone" | tail -n 1)
+newest=$(cd "$dir/gone" && echo step_*)
+newest=${newest##* }
 newer() { local last; last=$(saved "$dir/gone" | tail -n 1); [[ $last > $dir/gone/$newest/manifest.json ]]; }
 check "once it is back, saves succeed" until_true newer
 cp "$dir/out" "$dir/out.first"

@@ -3,6 +3,7 @@
 # run_resilient.sh on a made-up cluster of two hosts, one of which dies: the job goes on on the other,
 # from the last checkpoint, to the bits of a run that never stopped.
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2317  # functions are called through check
 set -euo pipefail
 program=$1 data=$2 dir=$3/lost_host scripts=$4
 if [[ $(id -u) -ne 0 ]] || ! command -v ip >/dev/null || ! unshare --net true 2>/dev/null; then

@@ -3,6 +3,7 @@
 # polyrank_checkpoint: llm.c's files to safetensors and back, on other numbers of processes; the
 # files are made, and read, by Python alone.
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2317  # functions are called through check
 set -euo pipefail
 tool=$1 dir=$2/tool
 failed=0
@@ -15,7 +16,10 @@ refused() {  # refused CODE WORDS command...
   local code=0 want=$1 words=$2
   shift 2
   "$@" >"$dir/out" 2>&1 || code=$?
-  [[ $code -eq $want && $(wc -l <"$dir/out") -eq 1 ]] && grep -q -- "$words" "$dir/out" || { cat "$dir/out"; return 1; }
+  if [[ $code -ne $want || $(wc -l <"$dir/out") -ne 1 ]] || ! grep -q -- "$words" "$dir/out"; then
+    cat "$dir/out"
+    return 1
+  fi
 }
 rm -rf "$dir" && mkdir -p "$dir"
 cat >"$dir/llmc.py" <<'PYTHON'
