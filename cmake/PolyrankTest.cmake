@@ -11,6 +11,9 @@
 # polyrank_compile_fail(name file EXPECT regex)
 #   compiling the file must fail with the sentence. With POLYRANK_FIXED defined, which takes the
 #   faulty line out, it must compile: so nothing else in the file is the reason.
+# polyrank_fuzz_test(name source... HEADERS folder... [INCLUDES dir...] [LIBS lib...] [MAX_LEN n])
+#   a libFuzzer target under AddressSanitizer and UBSan, run for ten seconds; its dictionary and seeds
+#   are the files of these names beside the sources. Left out where there is no clang++ with libFuzzer.
 # polyrank_build_test(name target)
 #   building the target (EXCLUDE_FROM_ALL) must succeed.
 
@@ -150,4 +153,62 @@ function(polyrank_build_test name target)
   # One build at a time in a build tree; what was built before (polyrank_build_tests) costs nothing.
   set_tests_properties(${name} PROPERTIES TIMEOUT 900 LABELS "compile" RESOURCE_LOCK build_tree)
   add_dependencies(polyrank_build_tests ${target})
+endfunction()
+
+# libFuzzer comes with clang only: fuzz targets are built by clang++ whatever compiles the rest.
+set(polyrank_fuzz_flags -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all)
+function(polyrank_find_libfuzzer)
+  find_program(POLYRANK_CLANGXX
+    NAMES clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14)
+  if(NOT POLYRANK_CLANGXX OR DEFINED POLYRANK_HAS_LIBFUZZER)
+    return()
+  endif()
+  set(trial ${PROJECT_BINARY_DIR}/CMakeFiles/libfuzzer_trial)
+  file(WRITE ${trial}.cpp "#include <cstddef>\n#include <vector>\n"
+    "extern \"C\" int LLVMFuzzerTestOneInput(const unsigned char*, std::size_t) { return 0; }\n")
+  execute_process(COMMAND ${POLYRANK_CLANGXX} ${polyrank_fuzz_flags} ${trial}.cpp -o ${trial}
+    RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
+  set(works ON)
+  if(failed)
+    set(works OFF)
+  endif()
+  set(POLYRANK_HAS_LIBFUZZER ${works} CACHE INTERNAL "clang++ links libFuzzer")
+endfunction()
+
+function(polyrank_fuzz_test name)
+  cmake_parse_arguments(arg "" "MAX_LEN" "HEADERS;INCLUDES;LIBS" ${ARGN})
+  polyrank_find_libfuzzer()
+  if(NOT POLYRANK_CLANGXX OR NOT POLYRANK_HAS_LIBFUZZER)
+    message(STATUS "${name} is left out: no clang++ with libFuzzer")
+    return()
+  endif()
+  if(NOT arg_MAX_LEN)
+    set(arg_MAX_LEN 512)
+  endif()
+  set(headers)
+  foreach(folder IN LISTS arg_HEADERS)
+    file(GLOB more CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/polyrank/${folder}/*.hpp)
+    list(APPEND headers ${more})
+  endforeach()
+  set(program ${PROJECT_BINARY_DIR}/tests/${name})
+  add_custom_command(OUTPUT ${program}
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/tests
+    COMMAND ${POLYRANK_CLANGXX} ${polyrank_fuzz_flags} -Wall -Wextra -I${PROJECT_SOURCE_DIR}/include
+      ${arg_INCLUDES} ${arg_UNPARSED_ARGUMENTS} ${arg_LIBS} -o ${program}
+    WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} DEPENDS ${arg_UNPARSED_ARGUMENTS} ${headers} VERBATIM)
+  string(REPLACE "." "_" target ${name})
+  add_custom_target(${target} ALL DEPENDS ${program})
+  set(corpus ${CMAKE_CURRENT_BINARY_DIR}/corpus_${target})
+  file(MAKE_DIRECTORY ${corpus})
+  set(inputs ${corpus})
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/seeds)
+    list(APPEND inputs ${CMAKE_CURRENT_SOURCE_DIR}/seeds)
+  endif()
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/dictionary)
+    list(APPEND inputs -dict=${CMAKE_CURRENT_SOURCE_DIR}/dictionary)
+  endif()
+  add_test(NAME ${name}
+    COMMAND ${program} -max_total_time=10 -max_len=${arg_MAX_LEN} -timeout=5 -rss_limit_mb=2048
+      -artifact_prefix=${CMAKE_CURRENT_BINARY_DIR}/ ${inputs})
+  set_tests_properties(${name} PROPERTIES LABELS "fuzz" TIMEOUT 120)
 endfunction()
