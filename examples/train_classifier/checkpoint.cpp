@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <sstream>
 
 namespace polyrank::examples {
 
@@ -65,17 +66,30 @@ std::vector<checkpoint::tensor_info> state_tensors(const std::vector<tensor>& we
 }
 
 checkpoint::metadata make_notes(const config& c, std::size_t training_pictures, float loss,
-                                std::uint64_t updates) {
+                                const step_record& last) {
   checkpoint::metadata notes = curve_of(c, training_pictures);
   notes["loss"] = detail::cat(loss);
-  notes["updates"] = detail::cat(updates);
+  notes["updates"] = detail::cat(last.applied);
+  const scaler_state& s = last.scaler;
+  notes["loss scaler"] = detail::cat(s.scale, ' ', s.clean, ' ', s.patience, ' ', s.at_least);
   return notes;
 }
 
-std::uint64_t updates_of(const checkpoint::manifest& saved) {
-  const auto updates = saved.notes.find("updates");
-  if (updates == saved.notes.end()) return saved.step;
-  return std::min<std::uint64_t>(saved.step, std::strtoull(updates->second.c_str(), nullptr, 10));
+step_record record_of(const checkpoint::manifest& saved) {
+  step_record r;
+  const auto note = [&saved](const char* name) {
+    const auto at = saved.notes.find(name);
+    if (at == saved.notes.end())
+      throw data_error(detail::cat("the checkpoint has no note '", name, "'"));
+    return std::istringstream(at->second);
+  };
+  if (!(note("updates") >> r.applied) || r.applied > saved.step ||
+      !(note("loss scaler") >> r.scaler.scale >> r.scaler.clean >> r.scaler.patience >>
+        r.scaler.at_least) ||
+      !(r.scaler.scale > 0))
+    throw data_error("the checkpoint's notes on updates or loss scaler are damaged");
+  r.skipped = saved.step - r.applied;
+  return r;
 }
 
 float judge_notes(const checkpoint::manifest& saved, const config& c,

@@ -15,6 +15,7 @@
 
 #include <polyrank/checkpoint/fragments.hpp>
 #include <polyrank/checkpoint/manifest.hpp>
+#include <polyrank/optim/grad_scale.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -33,10 +34,11 @@ namespace polyrank::examples {
                                                                  std::size_t planes);
 
 [[nodiscard]] checkpoint::metadata make_notes(const config& c, std::size_t training_pictures,
-                                              float loss, std::uint64_t updates);
+                                              float loss, const step_record& last);
 
-/// Updates of the optimizer that a checkpoint has seen: its steps, less those that were skipped.
-[[nodiscard]] std::uint64_t updates_of(const checkpoint::manifest& saved);
+/// What a checkpoint's notes say of its last step: updates made, steps skipped, the loss scaler.
+/// @throws data_error if they say nonsense
+[[nodiscard]] step_record record_of(const checkpoint::manifest& saved);
 
 /// Judges the notes of a checkpoint for a run with these flags; returns the last loss.
 /// @throws usage_error naming the flag that must be as it was

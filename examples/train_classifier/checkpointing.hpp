@@ -82,7 +82,7 @@ class checkpointing {
                                   latest->filename().string(),
                                   "; add --resume to go on with it, or take another directory")));
     start_point from;
-    std::uint64_t updates = 0;
+    step_record then;
     std::string flags; // wrong ones: the same on every rank, unless the files differ
     checkpoint::together(control_, [&] {
       checkpoint::reader reader(files_, *latest);
@@ -90,7 +90,7 @@ class checkpointing {
       from.step = reader.content().step;
       try {
         from.loss = judge_notes(reader.content(), config_, pictures_);
-        updates = updates_of(reader.content());
+        then = record_of(reader.content());
       } catch (const usage_error& e) {
         flags = e.what();
         return;
@@ -99,7 +99,7 @@ class checkpointing {
     });
     if (control_.all_reduce_max(flags.empty() ? 0 : 1) != 0)
       throw on_every_rank(usage_error(flags));
-    parallel_.loaded(from.step, updates);
+    parallel_.loaded(from.step, then);
     say_(detail::cat("resume   step ", from.step, " from ", latest->string()), false);
     last_ = from.step;
     return from;
@@ -120,7 +120,7 @@ class checkpointing {
     const std::vector<checkpoint::fragment> mine = parallel_.fragments(tensors_);
     copies_.begin(s);
     saver_.save(
-        step, make_notes(config_, pictures_, loss, parallel_.updates(step)), tensors_, mine,
+        step, make_notes(config_, pictures_, loss, parallel_.record(step)), tensors_, mine,
         [this](const checkpoint::fragment& f, std::span<std::byte> out) {
           copies_.template take<float>(parallel_.at(f), out);
         },

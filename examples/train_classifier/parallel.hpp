@@ -19,6 +19,7 @@
 #include <polyrank/core/partition.hpp>
 #include <polyrank/data_parallel/grad_sync.hpp>
 #include <polyrank/optim/adamw.hpp>
+#include <polyrank/optim/grad_scale.hpp>
 #include <polyrank/optim/lion.hpp>
 #include <polyrank/optim/lr_schedule.hpp>
 #include <polyrank/optim/sgd.hpp>
@@ -120,8 +121,12 @@ class replicated {
     for (std::size_t k = 0; k < tensors.size(); ++k)
       append_fragment(from, tensors, {k, 0, tensors[k].count()}, read_);
   }
-  [[nodiscard]] std::uint64_t updates(std::uint64_t step) const { return step; }
-  void loaded(std::uint64_t /*step*/, std::uint64_t /*updates*/) {
+  [[nodiscard]] step_record record(std::uint64_t step) const {
+    step_record r;
+    r.applied = step;
+    return r;
+  }
+  void loaded(std::uint64_t /*step*/, const step_record&) {
     const std::span<const float> all(read_);
     ops_.write(stream_, all.first(weights_.size()), weights_.span());
     ops_.write(stream_, all.subspan(weights_.size()), state_.span());
@@ -241,9 +246,10 @@ class sharded {
       if (narrow || p.where.tensor >= tensors_.size())
         append_fragment(from, tensors, p.where, state_);
   }
-  /// Updates made in `step` steps: a step whose gradients were not finite made none.
-  [[nodiscard]] std::uint64_t updates(std::uint64_t /*step*/) { return opt_.record().applied; }
-  void loaded(std::uint64_t step, std::uint64_t updates) {
+  /// Of the last step: updates made, and the loss scaler. A step whose gradients were not finite
+  /// made none.
+  [[nodiscard]] step_record record(std::uint64_t /*step*/) { return opt_.record(); }
+  void loaded(std::uint64_t step, const step_record& then) {
     start_from(weights_);
     std::span<const float> left(state_);
     for (const piece& p : pieces(true)) // masters too, where weights are their roundings
@@ -252,10 +258,12 @@ class sharded {
         left = left.subspan(p.data.size());
       }
     stream_.synchronize();
-    step_record then = opt_.record(); // fp32: the loss scaler is off
-    then.applied = updates;
-    then.skipped = step - updates;
-    opt_.resume_at(step, then);
+    step_record r = opt_.record();
+    r.applied = then.applied;
+    r.skipped = then.skipped;
+    // A run in other types had no scaler: begin with a new one.
+    if (std::same_as<V, fp16> && then.scaler.scale != 1) r.scaler = then.scaler;
+    opt_.resume_at(step, r);
     weights_ = {};
     state_ = {};
   }

@@ -1,7 +1,7 @@
 // Checkpoints beside a plain write and read of the same bytes, and what a save costs the steps that
 // go on meanwhile. One JSON line a figure; times are medians of interleaved repetitions, in ms.
 //
-//     checkpoint_bench [--small] [DIRECTORY]
+//     checkpoint_bench [--small] [DIRECTORY [MEBIBYTES]]
 //
 // SPDX-License-Identifier: Apache-2.0
 #include <polyrank/checkpoint/posix_files.hpp>
@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -51,17 +52,13 @@ float step(std::vector<float>& x) {
 } // namespace
 
 int main(int argc, char** argv) {
-  bool small = false;
-  fs::path dir = fs::temp_directory_path();
-  for (int i = 1; i < argc; ++i)
-    if (std::string(argv[i]) == "--small")
-      small = true;
-    else
-      dir = argv[i];
+  const bool small = argc > 1 && std::string(argv[1]) == "--small";
+  fs::path dir = !small && argc > 1 ? fs::path(argv[1]) : fs::temp_directory_path();
+  const std::size_t size = small ? 1 : argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 64;
   dir /= "polyrank_checkpoint_bench_" + std::to_string(getpid());
   posix_files files;
   files.make_directory(dir);
-  const std::size_t count = (small ? 1u : 64u) << 18, repeats = small ? 3 : 7; // floats
+  const std::size_t count = size << 18, repeats = small ? 3 : 7; // floats
   const std::vector<tensor_info> tensors{{"w", dtype::f32, {count}}};
   std::vector<float> state(count, 1.0f), back(count);
   const double megabytes = static_cast<double>(count) * 4 / 1e6;

@@ -34,6 +34,11 @@ for from in host cuda; do
     [[ $from != "$to" ]] || check "$from to $to: the bits of the run that never stopped" test "$(cat "$dir/$to.whole")" = "$end"
   done
 done
+# Sharded on CUDA, at one stage and on to another.
+digest cuda 2 --zero 2 --steps 10 --checkpoint "$dir/zero" >"$dir/out"
+check "CUDA, ZeRO 2 on 2 ranks to ZeRO 1 on 4: the same bits" \
+  test "$(cat "$dir/cuda.whole")" = "$(digest cuda 4 --zero 1 --steps 20 --checkpoint "$dir/zero" --resume)"
+
 check "losses within 1e-5 of the run that never stopped" python3 - "$dir" <<'PYTHON'
 import json, sys
 loss = lambda name: json.load(open(f"{sys.argv[1]}/{name}.json"))["final"]["loss"]
