@@ -89,6 +89,7 @@ started=$SECONDS
 step() {
   local point=$1 seconds=$2 ranks=$3 verdict=ok start=$SECONDS code=0 launch
   shift 3
+  [[ -z $rehearse ]] || seconds=20
   local words=${*//$'\n'/ }
   [[ -z $only || $only == *,$point,* ]] || return 0
   if [[ $((SECONDS - started + seconds / 2)) -gt $limit ]]; then

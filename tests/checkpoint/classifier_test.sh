@@ -86,6 +86,14 @@ check "the one before goes on" test "$whole" = "$(digest 1 --steps 40 --checkpoi
 # Weights from a file.
 check "--init reads what was exported" bash -c "'$program' --data '$data' --backend host --steps 1 --init '$dir/a/model.safetensors' | grep -q '^init .*: every weight of the model'"
 
+# What every rank has, every rank writes its part of; the loss scaler goes along.
+half=(--zero 0 --precision fp16 --checkpoint "$dir/h")
+digest 2 "${half[@]}" --steps 10 >/dev/null
+sizes=$(stat -c %s "$dir/h/step_000000000010"/shard_*.safetensors | xargs)
+check "replicated state is written by all ranks" test "$((${sizes% *} > 200000))$((${sizes#* } > 200000))" = 11
+check "the loss scaler is in the notes" grep -Eq '"loss scaler": "[0-9.e+]+ 10 [0-9]+ 0"' "$dir/h/step_000000000010/manifest.json"
+check "fp16 goes on with the same bits" test "$(digest 2 --zero 0 --precision fp16 --steps 20)" = "$(digest 2 "${half[@]}" --steps 20 --resume)"
+
 # A directory in which nothing can be made.
 code=0
 run 2 --steps 5 --checkpoint /dev/null/x >"$dir/out" 2>&1 || code=$?
