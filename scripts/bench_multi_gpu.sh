@@ -145,6 +145,10 @@ for n in $gpus; do
   [[ -n $rehearse ]] || step grad_sync 45 "$n" "${torch[@]}" ddp 9
 done
 for n in $gpus; do step policies 60 "$n" "${bench[@]}" policies "$bucket"; done
+for n in $gpus; do
+  step zero 90 "$n" "${bench[@]}" zero "$parameters"
+  [[ -n $rehearse ]] || step zero 60 "$n" "${torch[@]}" fsdp "$parameters"
+done
 for n in 1 $gpus; do
   step scaling 40 "$n" "${train[@]}" --quiet --epochs 400 --steps "$steps" --batch $((per_rank * n)) \
     --json "$out/scaling$n.json"
@@ -156,10 +160,6 @@ for n in $gpus; do
     [[ ! -f $out/last ]] || sed -nE "s/^step +([0-9.]+) ms measured, ([0-9.]+) ms predicted.*/{\"bench\": \"pipeline\", \"schedule\": \"$schedule\", \"ranks\": $n, \"measured_ms\": \1, \"simulated_ms\": \2}/p" \
       "$out/last" >>"$out/pipeline.jsonl"
   done
-done
-for n in $gpus; do
-  step zero 90 "$n" "${bench[@]}" zero "$parameters"
-  [[ -n $rehearse ]] || step zero 60 "$n" "${torch[@]}" fsdp "$parameters"
 done
 # A majority needs more than two ranks: four, which share GPUs where there are two.
 step hang 60 0 "$bin/polyrank_hang" selftest --backend cuda --ranks $((most > 4 ? most : 4)) --only kill,sleep,stream \
