@@ -11,7 +11,7 @@
 #   5 zero         ZeRO 0 to 2, offload: step and memory; PyTorch FSDP2
 #   6 pipeline     schedules: measured step beside the simulated one
 #   7 scaling      train_classifier, the batch of each rank the same, 1 to N ranks
-#   8 hang         a rank dies, sleeps, blocks its stream: time to the verdict
+#   8 hang         a rank dies, a rank sleeps: time to the verdict
 #
 # Builds first. Ends with one table; all lines are in DIR/results.json. What does not fit into the
 # limit is not run, and the table says so. Exits with 0, 1 (something failed) or 77 (no GPUs).
@@ -129,7 +129,7 @@ train=("$bin/train_classifier" --backend cuda --workers 4)
 if [[ -n $rehearse ]]; then
   megabytes=4 scale=64 bucket=1 parameters=10000000 steps=12 per_rank=64 wide=64
 else
-  megabytes=1024 scale=1 bucket=64 parameters=1000000000 steps=200 per_rank=1024 wide=2048
+  megabytes=1024 scale=1 bucket=64 parameters=500000000 steps=200 per_rank=1024 wide=2048
 fi
 layers=$(printf "$wide,%.0s" {1..14})$wide  # 16 layers: two chunks for each of 8 ranks
 
@@ -138,32 +138,32 @@ layers=$(printf "$wide,%.0s" {1..14})$wide  # 16 layers: two chunks for each of 
 step probe 20 "$most" bash -c 'echo "{\"bench\": \"multicast off\", \"rank\": $OMPI_COMM_WORLD_RANK,
   \"NCCL_NVLS_ENABLE\": \"$NCCL_NVLS_ENABLE\"}" | tr -d "\n"; echo'
 nvidia-smi topo -m >"$out/nvidia-smi-topo.txt" 2>&1
-step probe 60 "$most" "$bin/polyrank_probe" all --json "$out/probe.json"
+step probe 40 "$most" "$bin/polyrank_probe" all --json "$out/probe.json"
 
-for n in $gpus; do step bandwidth 60 "$n" "${bench[@]}" bandwidth "$megabytes"; done
+for n in $gpus; do step bandwidth 40 "$n" "${bench[@]}" bandwidth "$megabytes"; done
 for n in $gpus; do
-  step grad_sync 60 "$n" "${bench[@]}" sync "$scale"
-  [[ -n $rehearse ]] || step grad_sync 45 "$n" "${torch[@]}" ddp 9
+  step grad_sync 45 "$n" "${bench[@]}" sync "$scale"
+  [[ -n $rehearse ]] || step grad_sync 40 "$n" "${torch[@]}" ddp 9
 done
-for n in $gpus; do step policies 60 "$n" "${bench[@]}" policies "$bucket"; done
+for n in $gpus; do step policies 30 "$n" "${bench[@]}" policies "$bucket"; done
 for n in $gpus; do
-  step zero 90 "$n" "${bench[@]}" zero "$parameters"
-  [[ -n $rehearse ]] || step zero 60 "$n" "${torch[@]}" fsdp "$parameters"
+  step zero 60 "$n" "${bench[@]}" zero "$parameters"
+  [[ -n $rehearse ]] || step zero 40 "$n" "${torch[@]}" fsdp "$parameters"
 done
 for n in 1 $gpus; do
-  step scaling 40 "$n" "${train[@]}" --quiet --epochs 400 --steps "$steps" --batch $((per_rank * n)) \
+  step scaling 24 "$n" "${train[@]}" --quiet --epochs 400 --steps "$steps" --batch $((per_rank * n)) \
     --json "$out/scaling$n.json"
 done
 for n in $gpus; do
   for schedule in gpipe 1f1b interleaved zb_h1 zb_v; do
-    step pipeline 40 "$n" "${train[@]}" --pipeline "$n" --schedule "$schedule" --microbatches $((4 * n)) \
-      --hidden "$layers" --epochs 400 --steps 20 --batch $((per_rank * 2 * n)) --svg "$out/$schedule.$n.svg"
+    step pipeline 20 "$n" "${train[@]}" --pipeline "$n" --schedule "$schedule" --microbatches $((4 * n)) \
+      --hidden "$layers" --epochs 400 --steps 12 --batch $((per_rank * 2 * n)) --svg "$out/$schedule.$n.svg"
     sed -nE "s/^step +([0-9.]+) ms measured, ([0-9.]+) ms predicted.*/{\"bench\": \"pipeline\", \"schedule\": \"$schedule\", \"ranks\": $n, \"measured_ms\": \1, \"simulated_ms\": \2}/p" \
       "$out/last" >>"$out/pipeline.jsonl"
   done
 done
 # A majority needs more than two ranks: four, which share GPUs where there are two.
-step hang 60 0 "$bin/polyrank_hang" selftest --backend cuda --ranks $((most > 4 ? most : 4)) --only kill,sleep,stream \
+step hang 40 0 "$bin/polyrank_hang" selftest --backend cuda --ranks $((most > 4 ? most : 4)) --only kill,sleep \
   --json "$out/hang.json"
 rm -f "$out/last" "$out/last.err"
 

@@ -54,7 +54,7 @@ def main(folder):
     ours = probe_links(read_json(folder / "probe.json"))
     points["probe"].append({"bench": "links", "nvidia_smi": {f"{a}-{b}": v for (a, b), v in smi.items()},
                             "probe": {f"{a}-{b}": v for (a, b), v in ours.items()},
-                            "agree": all(ours.get(k) == v for k, v in smi.items())})
+                            "agree": all(ours.get(k) == v for k, v in smi.items()) if smi and ours else None})
     first = None
     for path in sorted(folder.glob("scaling*.json"), key=lambda p: int(re.sub(r"\D", "", p.stem))):
         run = read_json(path)
