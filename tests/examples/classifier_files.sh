@@ -59,6 +59,7 @@ compare=$(dirname "$0")/../../scripts/compare_digests.py
 says() {  # says CODE TEXT A B
   local code=0 text
   text=$("$compare" "$3" "$4" 2>&1) || code=$?
+  # shellcheck disable=SC2053  # a pattern
   [[ $code -eq $1 && $text == $2 ]] || { echo "exit $code: $text"; return 1; }
 }
 every=(--data "$data" --deterministic --steps 12 --digest-every 4 --quiet)

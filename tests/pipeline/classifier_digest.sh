@@ -9,7 +9,7 @@ shift 2
 flags=()
 while [[ $1 != -- ]]; do flags+=("$1"); shift; done
 shift
-train=("$@" --hidden 40,32,48,32,24,40,32 --steps 12 --quiet --digest)
+train=("$@" --hidden "40,32,48,32,24,40,32" --steps 12 --quiet --digest)
 expected=''
 compare() {  # compare RANKS [FLAG...]: the first after a reset sets what the others must be
   local digest ranks=$1
