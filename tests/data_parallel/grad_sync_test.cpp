@@ -110,6 +110,48 @@ TEST_CASE("finish leaves the mean unless asked for the sum", "[grad_sync]") {
     }
 }
 
+TEST_CASE("finish hands out gradients bucket by bucket", "[grad_sync]") {
+  std::atomic<std::size_t> bad{0};
+  run(3, [&](loop_comm& comm) {
+    model m(odd_counts, memory::users_partly);
+    grad_sync sync(comm, m.parameters, all_reduce_sum{},
+                   {.bucket_bytes = 500, .tail_bytes = 100, .leave = gradients_hold::sum});
+    std::vector<std::vector<float>> seen(odd_counts.size());
+    stream s;
+    for (int step = 0; step < 4; ++step) {
+      std::vector<std::size_t> order;
+      for (std::size_t micro = 0; micro < 2; ++micro) {
+        sync.begin(micro, 2);
+        for (std::size_t i = odd_counts.size(); i-- > 0;) {
+          if (odd_counts[i] == 0) continue;
+          s.enqueue([g = sync.grad(i), i, micro, rank = comm.rank()] {
+            for (std::size_t k = 0; k < odd_counts[i]; ++k)
+              g[k] = (micro == 0 ? 0 : g[k]) +
+                     integer_gradient(i, k, static_cast<std::size_t>(rank) * 2 + micro);
+          });
+          sync.ready(i, s);
+        }
+        if (step == 2) // the other finish in between
+          sync.finish(s);
+        else
+          sync.finish(s, [&](std::size_t i) {
+            order.push_back(i);
+            s.enqueue([&to = seen[i], g = sync.grad(i), i] { to.assign(g, g + odd_counts[i]); });
+          });
+      }
+      s.synchronize();
+      bad += wrong(sync, 6, 1.0f, integer_gradient);
+      if (step == 2) continue;
+      std::vector<std::size_t> expected = sync.layout().order();
+      std::erase_if(expected, [](std::size_t i) { return odd_counts[i] == 0; });
+      if (order != expected) ++bad;
+      for (const std::size_t i : order)
+        if (!std::equal(seen[i].begin(), seen[i].end(), sync.grad(i))) ++bad;
+    }
+  });
+  REQUIRE(bad == 0);
+}
+
 TEST_CASE("construction broadcasts parameters and buffers from rank 0", "[grad_sync]") {
   std::atomic<int> bad{0};
   run(3, [&](loop_comm& comm) {

@@ -26,10 +26,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <polyrank/backend/agree.hpp>
 #include <polyrank/backend/buffer.hpp>
 #include <polyrank/backend/concepts.hpp>
 #include <polyrank/core/cost_model.hpp>
-#include <polyrank/backend/agree.hpp>
 #include <polyrank/data_parallel/layout.hpp>
 #include <polyrank/data_parallel/parameter.hpp>
 #include <polyrank/data_parallel/reduce_policy.hpp>
@@ -149,13 +149,24 @@ class grad_sync {
   /// Throws usage_error naming the parameters that were never declared; the other ranks learn it
   /// too.
   void finish(stream& consumer) {
-    if (!running_) misuse("finish: call begin first");
-    if (missing_ > 0) misuse("finish: never made ready (or unused): ", undeclared());
-    running_ = false;
-    if (next_micro_ < n_micro_) return;
-    next_micro_ = 0;
-    scale_ = scale_of(step_++);
+    if (!end_micro()) return;
     done_.record(stream_);
+    consumer.wait(done_);
+  }
+
+  /// As finish(consumer), but after the last microbatch calls `each(i)` for every parameter that is
+  /// not empty, in the order of their buckets; what it enqueues on `consumer` may read gradient i.
+  /// So the update of the first buckets hides the reduction of the last ones.
+  template <class Each>
+  void finish(stream& consumer, Each each) {
+    if (!end_micro()) return;
+    done_.record(stream_);
+    if (!by_bucket_) consumer.wait(done_); // no bucket had an event in this first step
+    for (std::size_t b = 0; b < state_.size(); ++b) {
+      if (by_bucket_) consumer.wait(state_[b].reduced);
+      for_each_parameter(b, each);
+    }
+    by_bucket_ = true;
     consumer.wait(done_);
   }
 
@@ -220,7 +231,7 @@ class grad_sync {
     };
     std::vector<producer> streams; // kept between steps, so that events are made once
     std::size_t producers = 0;     // in this microbatch
-    event folded;
+    event folded, reduced;
     std::string tag;
   };
 
@@ -231,6 +242,17 @@ class grad_sync {
     if constexpr (abortable<Comm>)
       comm_->abort(detail::cat("rank ", comm_->rank(), ": ", e.what()));
     throw e;
+  }
+
+  /// Ends the microbatch; whether it was the last one of its step.
+  [[nodiscard]] bool end_micro() {
+    if (!running_) misuse("finish: call begin first");
+    if (missing_ > 0) misuse("finish: never made ready (or unused): ", undeclared());
+    running_ = false;
+    if (next_micro_ < n_micro_) return false;
+    next_micro_ = 0;
+    scale_ = scale_of(step_++);
+    return true;
   }
 
   void start(std::size_t micro, std::size_t n_micro) {
@@ -451,6 +473,11 @@ class grad_sync {
   }
 
   void reduce(std::size_t index) {
+    sum(index);
+    if (by_bucket_) state_[index].reduced.record(stream_);
+  }
+
+  void sum(std::size_t index) {
     bucket_state& b = state_[index];
     for (std::size_t k = 0; k < b.producers; ++k) stream_.wait(b.streams[k].written);
     if (b.data.empty()) return;
@@ -512,6 +539,7 @@ class grad_sync {
   std::vector<buffer<G>> levels_;
   std::size_t next_micro_ = 0, n_micro_ = 1, next_bucket_ = 0, missing_ = 0, verify_calls_ = 0;
   bool running_ = false, weighted_ = false;
+  bool by_bucket_ = false;           // whether each bucket records an event: someone asks for it
   std::size_t step_ = 0;             // finished steps since construction or join
   float scale_ = 1;                  // of the last finished step
   std::vector<float> weights_;       // of each rank
