@@ -270,7 +270,8 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
     session_.enter(history_, c.what, where.stream);
     {
       const timeline::scope span(trace_, where.stream,
-                                 where.tag.empty() ? name_of(c.what.kind) : where.tag);
+                                 where.tag.empty() ? name_of(c.what.kind) : where.tag,
+                                 span_kind::communication);
       perform(c, where.stream);
       bytes_sent_ += sent_by(c);
     }

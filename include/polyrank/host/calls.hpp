@@ -6,6 +6,7 @@
 #include <polyrank/backend/calls.hpp>
 #include <polyrank/hang/flight_recorder.hpp>
 #include <polyrank/host/stream.hpp>
+#include <polyrank/host/timeline.hpp>
 
 #include <cstdint>
 #include <span>
@@ -24,6 +25,10 @@ struct call : polyrank::detail::call {
 /// done.
 template <class Derived>
 class calls : public polyrank::detail::typed_calls<calls<Derived>, stream> {
+ public:
+  /// From now on every operation is a span of `line` (null: no more), which must outlive it.
+  void trace(timeline* line) noexcept { trace_ = line; }
+
  protected:
   calls(std::uint32_t id, hang::flight_recorder* recorder) : recorder_(recorder) {
     history_.id = id;
@@ -58,6 +63,9 @@ class calls : public polyrank::detail::typed_calls<calls<Derived>, stream> {
     c.what.tag = {};
     // One communicator, one order: an operation on another stream starts after its predecessor.
     if (last_stream_ != where.stream.id()) where.stream.wait(last_);
+    const timeline::scope span(trace_, where.stream,
+                               where.tag.empty() ? name_of(c.what.kind) : where.tag,
+                               span_kind::communication);
     where.stream.enqueue(
         [c = std::move(c), ticket, recorder = recorder_, run = self().runner()]() mutable {
           if (recorder != nullptr) recorder->start(ticket);
@@ -70,6 +78,7 @@ class calls : public polyrank::detail::typed_calls<calls<Derived>, stream> {
 
   hang::comm_history history_;
   hang::flight_recorder* recorder_;
+  timeline* trace_ = nullptr;
   event last_;
   const void* last_stream_ = nullptr;
 };
