@@ -149,7 +149,7 @@ std::variant<config, int> parse_config(int argc, char** argv) {
                  "fp32, bf16, fp16 (see the guide to ZeRO); default fp32")
       ->type_name("P")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}).description(""));
-  app.add_option("--trace", c.trace, "Write a Chrome trace of GPU or pipeline steps to FILE")
+  app.add_option("--trace", c.trace, "Write a Chrome trace of a few steps to FILE")
       ->type_name("FILE");
   add_sharding_flags(app, c, zero);
   add_pipeline_flags(app, c);

@@ -24,7 +24,7 @@ struct config {
   std::string init;           ///< safetensors file with the first weights; empty: random ones
   std::string backend = "auto";
   std::string precision = "fp32"; ///< fp32, bf16, fp16: of matrix products on GPUs
-  std::string trace;              ///< file for a Chrome trace of a few steps; empty: none
+  std::string trace;              ///< file for a Chrome trace of four steps; empty: none
   std::size_t epochs = 10;
   std::optional<std::size_t> steps; ///< stops earlier; the learning rate still aims at `epochs`
   std::size_t batch = 0;            ///< over all ranks; 0: settle() chooses

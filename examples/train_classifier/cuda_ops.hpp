@@ -13,6 +13,7 @@
 
 #include "train_classifier/cuda_kernels.hpp"
 #include "train_classifier/ops.hpp"
+#include "train_classifier/trace_window.hpp"
 
 #include <polyrank/backend/buffer.hpp>
 #include <polyrank/cuda/backend.hpp>
@@ -39,8 +40,9 @@ class cuda_ops {
   using backend = cuda::backend;
   using stream = cuda::stream;
 
-  /// `trace` may be null; it gets a span for each piece of work.
-  explicit cuda_ops(precision p, cuda::timeline* trace = nullptr) : precision_(p), trace_(trace) {
+  /// `trace` may be null; it gets a span for each piece of work in the steps of `window`.
+  explicit cuda_ops(precision p, cuda::timeline* trace = nullptr, trace_window window = {})
+      : precision_(p), trace_(trace), window_(window) {
     for (cudaEvent_t& e : marks_) cuda::check(cudaEventCreate(&e), "cudaEventCreate");
   }
   cuda_ops(const cuda_ops&) = delete;
@@ -121,7 +123,7 @@ class cuda_ops {
     std::memcpy(slot.pinned.data(), from.data(), from.size_bytes());
     copies_.wait(slot.used);
     {
-      const auto t = span(copies_, "batch to device");
+      const auto t = span(copies_, "batch to device", span_kind::other);
       backend::copy<T>(slot.pinned.span().first(from.size()), slot.device.span().first(from.size()),
                        copies_);
     }
@@ -149,10 +151,9 @@ class cuda_ops {
 
   void mark(stream& s, std::size_t which) {
     cuda::check(cudaEventRecord(marks_[which], s.native()), "cudaEventRecord");
-    if (trace_ != nullptr) {
-      ++seen_;
-      trace_->enable(seen_ >= 2 * first_traced && seen_ < 2 * (first_traced + traced_steps));
-    }
+  }
+  void begin_step(std::size_t step) noexcept {
+    if (trace_ != nullptr) trace_->enable(window_.holds(step));
   }
   [[nodiscard]] double elapsed(std::size_t from, std::size_t to) const {
     float ms = 0;
@@ -162,7 +163,6 @@ class cuda_ops {
 
  private:
   static constexpr float gradient_scale = 1024; // of fp16; a power of two, so exact
-  static constexpr std::size_t first_traced = 20, traced_steps = 4;
 
   template <class T>
   struct ring {
@@ -174,8 +174,9 @@ class cuda_ops {
     std::size_t calls = 0;
   };
 
-  [[nodiscard]] cuda::timeline::scope span(stream& s, const char* name) {
-    return cuda::timeline::scope(trace_, s, name);
+  [[nodiscard]] cuda::timeline::scope span(stream& s, const char* name,
+                                           span_kind kind = span_kind::compute) {
+    return {trace_, s, name, kind};
   }
 
   /// c = a b in the chosen precision; a is a gradient where a_scale is not 1.
@@ -205,12 +206,12 @@ class cuda_ops {
 
   precision precision_;
   cuda::timeline* trace_;
+  trace_window window_;
   cuda::blas blas_;
   cuda::stream copies_;
   std::tuple<ring<float>, ring<std::uint8_t>> rings_;
   buffer<std::uint16_t> short_a_, short_b_;
   std::array<cudaEvent_t, 8> marks_{};
-  std::size_t seen_ = 0;
 };
 
 static_assert(classifier_ops<cuda_ops>);

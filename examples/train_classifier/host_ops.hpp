@@ -11,8 +11,10 @@
 #include "train_classifier/gemm.hpp"
 #include "train_classifier/kernels.hpp"
 #include "train_classifier/ops.hpp"
+#include "train_classifier/trace_window.hpp"
 
 #include <polyrank/host/backend.hpp>
+#include <polyrank/host/timeline.hpp>
 #include <polyrank/optim/apply.hpp>
 #include <polyrank/zero/host_limits.hpp>
 
@@ -31,9 +33,14 @@ class host_ops {
   using backend = host::backend;
   using stream = host::stream;
 
+  host_ops() = default;
+  /// `trace` gets a span for each piece of work in the steps of `window`.
+  host_ops(host::timeline& trace, trace_window window) : trace_(&trace), window_(window) {}
+
   /// y = x wT + b
   void linear(stream& s, const float* x, const float* w, const float* b, float* y, std::size_t rows,
               std::size_t inputs, std::size_t outputs) {
+    const auto t = span(s, "linear");
     s.enqueue([=] {
       gemm(as::is, as::transposed, rows, outputs, inputs, x, w, y);
       kernels::add_bias(y, b, rows, outputs);
@@ -42,41 +49,49 @@ class host_ops {
   /// dw = dyT x
   void linear_grad_weights(stream& s, const float* x, const float* dy, float* dw, std::size_t rows,
                            std::size_t inputs, std::size_t outputs) {
+    const auto t = span(s, "weight gradient");
     s.enqueue([=] { gemm(as::transposed, as::is, outputs, inputs, rows, dy, x, dw); });
   }
   /// db = column sums of dy
   void linear_grad_bias(stream& s, const float* dy, float* db, std::size_t rows,
                         std::size_t outputs) {
+    const auto t = span(s, "bias gradient");
     s.enqueue([=] { kernels::column_sums(dy, db, rows, outputs); });
   }
   /// dx = dy w
   void linear_grad_input(stream& s, const float* dy, const float* w, float* dx, std::size_t rows,
                          std::size_t inputs, std::size_t outputs) {
+    const auto t = span(s, "input gradient");
     s.enqueue([=] { gemm(as::is, as::is, rows, inputs, outputs, dy, w, dx); });
   }
   /// a = gelu(z)
   void gelu(stream& s, const float* z, float* a, std::size_t count) {
+    const auto t = span(s, "gelu");
     s.enqueue([=] { kernels::gelu(z, a, count); });
   }
   /// dz = da * gelu'(z); dz may be da
   void gelu_grad(stream& s, const float* z, const float* da, float* dz, std::size_t count) {
+    const auto t = span(s, "gelu gradient");
     s.enqueue([=] { kernels::gelu_grad(z, da, dz, count); });
   }
   /// *loss = mean over rows; d_logits = its gradient (may be the logits themselves)
   void softmax_cross_entropy(stream& s, const float* logits, const std::uint8_t* labels,
                              float* d_logits, float* loss, std::size_t rows, std::size_t classes) {
+    const auto t = span(s, "loss");
     s.enqueue(
         [=] { *loss = kernels::softmax_cross_entropy(logits, labels, d_logits, rows, classes); });
   }
   /// best[r] = most probable class of row r, confidence[r] = its probability
   void classify(stream& s, const float* logits, float* best, float* confidence, std::size_t rows,
                 std::size_t classes) {
+    const auto t = span(s, "classify");
     s.enqueue([=] { kernels::classify(logits, best, confidence, rows, classes); });
   }
   /// One optimizer step; see polyrank::apply.
   template <elementwise_optimizer O>
   void update(stream& s, std::span<float> params, std::span<const float> grads,
               state_planes<O> state, const typename O::hyper& hyper, float grad_scale) {
+    const auto t = span(s, "update");
     s.enqueue([=] { apply<O>(params, grads, state, hyper, grad_scale); });
   }
 
@@ -115,6 +130,10 @@ class host_ops {
     return {.used = resident_bytes(), .free = read_host_limits().free()};
   }
 
+  void begin_step(std::size_t step) noexcept {
+    if (trace_ != nullptr) trace_->enable(window_.holds(step));
+  }
+
   /// Notes the time when the stream comes to this point.
   void mark(stream& s, std::size_t which) {
     s.enqueue([this, which] { marks_[which] = std::chrono::steady_clock::now(); });
@@ -125,6 +144,12 @@ class host_ops {
   }
 
  private:
+  [[nodiscard]] host::timeline::scope span(stream& s, const char* name) {
+    return {trace_, s, name};
+  }
+
+  host::timeline* trace_ = nullptr;
+  trace_window window_;
   std::array<std::chrono::steady_clock::time_point, 8> marks_{};
 };
 

@@ -14,6 +14,7 @@
 #include "train_classifier/host_ops.hpp"
 #include "train_classifier/pipeline.hpp"
 #include "train_classifier/report.hpp"
+#include "train_classifier/tracing.hpp"
 #include "train_classifier/train_cuda.hpp"
 #include "train_classifier/trainer.hpp"
 
@@ -207,6 +208,7 @@ void say_result(const training_result& r, const config& c) {
   if (!c.sharded() && c.pipeline == 0)
     std::printf(", %.2f ms a step waiting for gradients", r.communication_ms);
   std::printf("\n");
+  if (r.trace) std::printf("trace    %s: %s\n", c.trace.c_str(), describe(*r.trace).c_str());
 }
 
 int body(launch::world& world, config c, launch::save_request* stop) {
@@ -227,12 +229,10 @@ int body(launch::world& world, config c, launch::save_request* stop) {
         error(detail::cat("--backend cuda: ", no_cuda, "; --backend host trains on the CPU")));
   if (c.pipeline > 0)
     check_pipeline(c, static_cast<std::size_t>(world.size()), c.hidden.size() + 1);
-  if (!on_cuda &&
-      ((c.precision != "fp32" && !c.sharded()) || (!c.trace.empty() && c.pipeline == 0)))
-    throw on_every_rank(usage_error(
-        detail::cat(c.trace.empty() ? detail::cat("--precision ", c.precision) : "--trace",
-                    " needs the CUDA backend", c.trace.empty() ? " (or --zero 0, 1 or 2)" : "",
-                    ", but this is the host backend: ", no_cuda)));
+  if (!on_cuda && c.precision != "fp32" && !c.sharded())
+    throw on_every_rank(usage_error(detail::cat(
+        "--precision ", c.precision,
+        " needs the CUDA backend (or --zero 0, 1 or 2), but this is the host backend: ", no_cuda)));
   if (c.sharded() && c.precision != "fp32" && c.optimizer != "adamw")
     throw on_every_rank(
         usage_error(detail::cat("--precision ", c.precision, " with --optimizer ", c.optimizer,
@@ -255,11 +255,14 @@ int body(launch::world& world, config c, launch::save_request* stop) {
     std::printf("zero     stage %zu, %s, weights in %s\n", c.zero.value_or(0),
                 c.offload == "host" ? "state in host memory" : "state beside the weights",
                 c.precision.c_str());
-  host_ops ops;
+  host_ops plain;
   const auto run = [&](const config& of_run, const train_options& o) {
-    return on_cuda               ? gpu->run(of_run, data, o)
-           : of_run.pipeline > 0 ? train_pipelined(comm, ops, of_run, data, o)
-                                 : train(comm, ops, of_run, data, o);
+    if (on_cuda) return gpu->run(of_run, data, o);
+    if (of_run.pipeline > 0) return train_pipelined(comm, plain, of_run, data, o);
+    if (of_run.trace.empty()) return train(comm, plain, of_run, data, o);
+    host::timeline spans;
+    host_ops ops(spans, trace_window::of(plan.steps));
+    return with_trace(comm, spans, of_run.trace, [&] { return train(comm, ops, of_run, data, o); });
   };
   if (c.fit)
     return find_fit(

@@ -57,6 +57,15 @@ std::string result_json(const training_result& r, const config& c, const dataset
   j["backend"] = facts.backend;
   j["ranks"] = facts.ranks;
   j["communication_ms"] = r.communication_ms;
+  if (r.trace) {
+    j["trace"] = {{"exposed_percent", r.trace->exposed_percent()},
+                  {"clock_error_us", r.trace->clock_error},
+                  {"dropped_spans", r.trace->dropped}};
+    for (const exposure& e : r.trace->ranks)
+      j["trace"]["ranks"].push_back({{"window_us", e.window},
+                                     {"communication_us", e.communication},
+                                     {"exposed_us", e.exposed}});
+  }
   j["dataset"] = d.name;
   j["config"] = json::parse(config_json(c));
   return j.dump(1) + "\n";

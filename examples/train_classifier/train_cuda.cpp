@@ -2,14 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train_classifier/train_cuda.hpp"
 
-#include "support/files.hpp"
 #include "train_classifier/cuda_ops.hpp"
 #include "train_classifier/pipeline.hpp"
+#include "train_classifier/tracing.hpp"
 
 #include <polyrank/cuda/communicator.hpp>
 #include <polyrank/zero/cuda_ops.hpp>
-
-#include <chrono>
 
 namespace polyrank::examples {
 
@@ -82,24 +80,10 @@ training_result cuda_training::run(const config& asked, const dataset& data,
   }
   cuda::timeline line;
   cuda::stream s;
-  comm.control().barrier(std::chrono::minutes(1)); // one origin for all ranks
   line.start(s);
-  comm.trace(&line);
-  training_result result;
-  std::string events;
-  {
-    cuda_ops ops(state_->asked, &line);
-    result = train(comm, ops, c, data, o);
-    events = line.chrome_events(comm.rank());
-  }
-  comm.trace(nullptr);
-  const std::vector<std::string> all = comm.control().all_gather(events);
-  if (comm.rank() == 0) {
-    std::string text = "{\"traceEvents\":[\n";
-    for (std::size_t r = 0; r < all.size(); ++r) text += (r > 0 ? ",\n" : "") + all[r];
-    write_file(c.trace, text + "\n]}\n");
-  }
-  return result;
+  const step_plan plan = plan_steps(c, static_cast<std::size_t>(comm.size()), data.train.count());
+  cuda_ops ops(state_->asked, &line, trace_window::of(plan.steps));
+  return with_trace(comm, line, c.trace, [&] { return train(comm, ops, c, data, o); });
 }
 
 } // namespace polyrank::examples

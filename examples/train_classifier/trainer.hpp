@@ -26,6 +26,7 @@
 #include <polyrank/data/sampler.hpp>
 #include <polyrank/data_parallel/grad_sync.hpp>
 #include <polyrank/hang/ring.hpp>
+#include <polyrank/monitor/trace.hpp>
 #include <polyrank/optim/adamw.hpp>
 #include <polyrank/optim/lr_schedule.hpp>
 #include <polyrank/optim/optimizer.hpp>
@@ -64,7 +65,8 @@ struct training_result {
   double samples_per_second = 0;
   double communication_ms = 0; ///< mean time per step in which compute waited for gradients
   std::size_t samples_per_rank = 0;
-  std::uint64_t digest = 0; ///< of parameters and optimizer state in layout order
+  std::optional<trace_report> trace; ///< see tracing.hpp
+  std::uint64_t digest = 0;          ///< of parameters and optimizer state in layout order
   step_plan plan;
   std::vector<float> parameters, state; ///< in layout order; state plane by plane
 };
@@ -152,6 +154,7 @@ class trainer {
         loader.recycle(std::move(f.data));
       }
       f.data = loader.next();
+      ops_.begin_step(made);
       enqueue_step(step, f.data, keeper);
       f.done.record(stream_);
       f.used = true;

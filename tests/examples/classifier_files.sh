@@ -75,6 +75,26 @@ check "another model" says 2 "compare_digests: step 8: only one of the runs has 
 check "no digests" says 2 "compare_digests: $dir/one.json: not a file of digests" "$dir/one.json" "$dir/d1"
 check "no file" says 2 "compare_digests: $dir/none: No such file or directory" "$dir/none" "$dir/d1"
 
+# A trace of both ranks on one clock: each bucket ends nowhere before it has begun everywhere.
+"${launch[@]}" "$program" --backend host --data "$data" --steps 30 --trace "$dir/trace.json" --json "$dir/traced.json" >"$dir/traced.log"
+sound_trace() {
+  python3 - "$dir/trace.json" "$dir/traced.json" <<'END'
+import json, sys
+events = json.load(open(sys.argv[1]))["traceEvents"]
+facts = json.load(open(sys.argv[2]))["trace"]
+spans = [e for e in events if e["ph"] == "X"]
+assert {e["pid"] for e in spans} == {0, 1} and {"linear", "update", "bucket 0"} <= {e["name"] for e in spans}
+buckets = [[e for e in spans if e["pid"] == r and e["cat"] == "communication"] for r in (0, 1)]
+assert len(buckets[0]) == len(buckets[1]) >= 4
+for a, b in zip(*buckets):
+    assert a["name"] == b["name"]
+    assert min(x["ts"] + x["dur"] for x in (a, b)) >= max(a["ts"], b["ts"]) - 2 * facts["clock_error_us"]
+assert 0 < facts["exposed_percent"] <= 100 and facts["dropped_spans"] == 0 and len(facts["ranks"]) == 2
+END
+}
+check "a trace of two ranks" sound_trace
+check "exposed communication is said" grep -q '^trace .*communication [0-9.]* % of the time, exposed' "$dir/traced.log"
+
 # Ranks that read different data.
 mkdir "$dir/other"
 gzip -dc "$data/digits.csv.gz" | sed '9s/^0,0,/0,1,/' >"$dir/other/digits.csv"
