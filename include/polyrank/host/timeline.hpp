@@ -12,6 +12,7 @@
 #pragma once
 
 #include <polyrank/backend/trace.hpp>
+#include <polyrank/core/text.hpp>
 #include <polyrank/host/stream.hpp>
 
 #include <cstddef>
