@@ -92,7 +92,7 @@ void add_pipeline_flags(CLI::App& app, config& c) {
       ->type_name("m")
       ->check(positive_number())
       ->needs(pipeline);
-  app.add_option("--chunks", c.chunks, "Stages per rank; default 2 where the schedule takes them")
+  app.add_option("--chunks", c.chunks, "Stages per rank; default 2 where it may be")
       ->type_name("v")
       ->check(positive_number())
       ->needs(pipeline);

@@ -75,7 +75,7 @@ struct train_options {
   std::size_t workers = 1;
   progress* line = nullptr;     ///< of rank 0
   std::function<bool()> stop{}; ///< whether this rank was asked to save and stop
-  hang::ring* ring = nullptr;   ///< of this rank, where it is watched
+  hang::ring* ring = nullptr;   ///< of this rank, where it is watched: pauses, place in a pipeline
   std::function<void(const std::string& line, bool problem)> say{}; ///< of rank 0
   std::function<void(std::size_t steps)> watch{}; ///< called after each step, and at the end
 };
