@@ -10,6 +10,10 @@
 #include <polyrank/data_parallel/hierarchical.hpp>
 #include <polyrank/data_parallel/reduce_scatter_sum.hpp>
 #include <polyrank/host/loopback.hpp>
+#include <polyrank/optim/adamw.hpp>
+#include <polyrank/optim/apply.hpp>
+#include <polyrank/optim/lion.hpp>
+#include <polyrank/optim/sgd.hpp>
 
 #include <atomic>
 
@@ -120,6 +124,119 @@ TEST_CASE("small contributions do not vanish in a low-precision sum", "[policies
       if (sync.grad(0)[k] != 1.0f + 0x1p-6f) ++bad;
   });
   REQUIRE(bad == 0);
+}
+
+TEST_CASE("many small contributions: 1 + 511 * 2^-9 over 8 ranks and 64 microbatches",
+          "[policies]") {
+  // Block 0 brings 1, each of the other 511 brings 2^-9: gradients accumulate in fp32, where the
+  // sum is exact; policies with fp32 on the wire keep it, the others stay within their bound.
+  constexpr double sum = 1 + 511 * 0x1p-9;
+  std::atomic<int> bad{0};
+  run(8, [&](loop_comm& comm) {
+    loop_comm inside = comm.split(comm.rank() / 4, comm.rank());
+    loop_comm across = comm.split(inside.rank(), comm.rank());
+    const auto check = [&](auto policy, double u) {
+      model m({33});
+      grad_sync sync(comm, m.parameters, policy, {.leave = gradients_hold::sum});
+      stream s;
+      constexpr bool blocks = std::is_same_v<decltype(policy), deterministic>;
+      backward(sync, s, comm.rank(), 64, blocks,
+               [](std::size_t, std::size_t, std::size_t b) { return b == 0 ? 1.0f : 0x1p-9f; });
+      s.synchronize();
+      for (std::size_t k = 0; k < 33; ++k)
+        if (std::abs(static_cast<double>(sync.grad(0)[k]) - sum) > 2 * u * sum) ++bad;
+    };
+    check(all_reduce_sum{}, 0);
+    check(reduce_scatter_sum{}, 0);
+    check(deterministic{512}, 0);
+    check(hierarchical{inside, across}, 0);
+    check(all_to_all_sum<float>{}, 0);
+    check(all_to_all_sum<bf16>{}, 0x1p-8);
+    check(all_to_all_sum<fp16>{}, 0x1p-11);
+    check(error_feedback<>{}, 0x1p-8);
+  });
+  REQUIRE(bad == 0);
+}
+
+namespace {
+
+/// One step of optimizer O after a reduction by `policy`, against the formula on one rank.
+template <class O, class Policy>
+int wrong_step(loop_comm& comm, Policy policy, const typename O::options& options) {
+  const std::vector<std::size_t> counts{5, 1, 66};
+  const auto n = static_cast<std::size_t>(comm.size());
+  model m(counts);
+  for (std::size_t k = 0; k < m.values.size(); ++k) m.values[k] = static_cast<float>(k % 7) - 3;
+  const std::vector<float> first = m.values;
+  grad_sync sync(comm, m.parameters, policy, {.leave = gradients_hold::sum});
+  stream s;
+  constexpr bool blocks = std::is_same_v<Policy, deterministic>;
+  backward(sync, s, comm.rank(), blocks ? 8 / n : 1, blocks, tiny_integer);
+  s.synchronize();
+  const std::size_t all = blocks ? 8 : n;
+  int bad = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const std::span<float> p(m.parameters[i].value, counts[i]);
+    std::vector<float> state(O::state_count * p.size());
+    apply<O>(p, {sync.grad(i), p.size()}, planes_of<O>(state), O::at(options, 1),
+             sync.grad_scale());
+    for (std::size_t k = 0; k < p.size(); ++k) {
+      float sum = 0, zeros[O::state_count + 1] = {};
+      for (std::size_t b = 0; b < all; ++b) sum += tiny_integer(i, k, b);
+      const float before = first[static_cast<std::size_t>(&p[k] - m.values.data())];
+      const float expected = O::update(before, ieee::mul(1.0f / static_cast<float>(all), sum),
+                                       zeros, O::at(options, 1));
+      if (p[k] != expected || (sum != 0 && expected == before)) ++bad;
+    }
+  }
+  return bad;
+}
+
+} // namespace
+
+TEST_CASE("one step of every optimizer behind every policy is the closed form", "[policies]") {
+  std::atomic<int> bad{0};
+  run(4, [&](loop_comm& comm) {
+    loop_comm inside = comm.split(comm.rank() / 2, comm.rank());
+    loop_comm across = comm.split(inside.rank(), comm.rank());
+    const auto with = [&](auto policy) {
+      bad += wrong_step<adamw>(comm, policy, {.lr = 0.1, .weight_decay = 0.01});
+      bad += wrong_step<sgd>(comm, policy, {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
+      bad += wrong_step<lion>(comm, policy, {.lr = 0.1, .weight_decay = 0.01});
+    };
+    with(all_reduce_sum{});
+    with(reduce_scatter_sum{});
+    with(deterministic{8});
+    with(hierarchical{inside, across});
+    with(all_to_all_sum<bf16>{});
+    with(all_to_all_sum<fp16>{});
+    with(error_feedback<>{});
+  });
+  REQUIRE(bad == 0);
+}
+
+TEST_CASE("a tied tensor that is declared twice is refused by both names",
+          "[policies][bad_input]") {
+  run(2, [](loop_comm& comm) {
+    std::vector<float> values(20), gradients(20);
+    for (const std::size_t shift : {0u, 5u, 9u}) {
+      std::vector<parameter<float>> tied{{"wte", 10, values.data(), gradients.data()},
+                                         {"norm", 0, nullptr, gradients.data() + 3},
+                                         {"head", 10, values.data(), gradients.data() + shift}};
+      try {
+        grad_sync sync(comm, tied);
+      } catch (const usage_error& e) {
+        if (std::string(e.what()).find("the gradients of 'wte' and 'head' overlap") !=
+            std::string::npos)
+          continue;
+        throw;
+      }
+      throw error("not refused");
+    }
+    std::vector<parameter<float>> apart{{"wte", 10, values.data(), gradients.data()},
+                                        {"head", 10, values.data(), gradients.data() + 10}};
+    grad_sync sync(comm, apart);
+  });
 }
 
 TEST_CASE("error feedback delivers late what rounding took away", "[policies]") {

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/catch.hpp"
 
+#include <polyrank/data_parallel/grad_sync.hpp>
 #include <polyrank/host/loopback.hpp>
 #include <polyrank/monitor/trace.hpp>
 
@@ -149,4 +150,65 @@ TEST_CASE("a full timeline drops spans and says so", "[trace]") {
   const rank_trace t = line.collect();
   REQUIRE((t.spans.size() == 2 && t.dropped == 3));
   REQUIRE(t.streams == std::vector<std::string>{"stream 0"});
+}
+
+namespace {
+
+/// all_reduce_sum over a link that takes two milliseconds a bucket.
+struct slow_sum {
+  static constexpr std::string_view name = "slow_sum";
+  host::timeline* line;
+
+  [[nodiscard]] static std::size_t blocks_per_rank(int) { return 0; }
+  [[nodiscard]] static std::size_t scratch(std::size_t, int) { return 0; }
+  template <class C>
+  void issue(C& comm, std::span<float> data, std::span<float>, on<host::stream> where) const {
+    const host::timeline::scope span(line, where.stream, where.tag, communication);
+    where.stream.enqueue([] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+    comm.template all_reduce<float>(data, data, reduce_op::sum, where);
+  }
+};
+
+} // namespace
+
+TEST_CASE("slow communication: no buffer is written too early, and backward hides some of it",
+          "[trace][overlap]") {
+  std::atomic<int> bad{0};
+  run(3, [&](loop_comm& comm) {
+    host::timeline line;
+    line.enable(true);
+    std::vector<float> values(8 * 100);
+    std::vector<parameter<float>> layers;
+    for (std::size_t i = 0; i < 8; ++i)
+      layers.push_back({std::to_string(i), 100, values.data() + 100 * i, nullptr});
+    grad_sync sync(comm, layers, slow_sum{&line},
+                   {.bucket_bytes = 400, .tail_bytes = 400, .leave = gradients_hold::sum});
+    host::stream s;
+    for (int step = 0; step < 3; ++step) { // the next step writes into the same buffers
+      sync.begin(0, 1);
+      for (std::size_t i = 8; i-- > 0;) {
+        {
+          const host::timeline::scope span(&line, s, "backward");
+          s.enqueue([g = sync.grad(i), i, step, r = comm.rank()] {
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+            std::fill(g, g + 100, static_cast<float>(100 * step + 10 * static_cast<int>(i) + r));
+          });
+        }
+        sync.ready(i, s);
+      }
+      sync.finish(s);
+      s.enqueue([&, step] {
+        for (std::size_t i = 0; i < 8; ++i)
+          for (std::size_t k = 0; k < 100; ++k)
+            if (sync.grad(i)[k] !=
+                3 * static_cast<float>(100 * step + 10 * static_cast<int>(i)) + 3)
+              ++bad;
+      });
+    }
+    s.synchronize();
+    const exposure e = exposure_of(line.collect());
+    // Eight buckets of 2 ms a step, of which seven can run beside backward.
+    if (!(e.communication >= 3 * 8 * 2000 && e.exposed < 0.9 * e.communication)) ++bad;
+  });
+  REQUIRE(bad == 0);
 }

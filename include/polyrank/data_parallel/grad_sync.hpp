@@ -356,6 +356,23 @@ class grad_sync {
         counts, sizeof(G),
         {.bucket_bytes = bucket_bytes, .tail_bytes = o.tail_bytes, .order = o.order});
     declared_.resize(parameters_.size());
+    refuse_overlap();
+  }
+
+  /// Tied tensors: one gradient under two names would be reduced twice, and be ready too early.
+  void refuse_overlap() const {
+    std::vector<const parameter<G, V>*> adopted;
+    for (const auto& p : parameters_)
+      if (p.gradient != nullptr && p.count > 0) adopted.push_back(&p);
+    std::stable_sort(adopted.begin(), adopted.end(), [](const auto* a, const auto* b) {
+      return std::less<>()(a->gradient, b->gradient);
+    });
+    for (std::size_t k = 1; k < adopted.size(); ++k)
+      expects(
+          adopted[k - 1]->gradient + adopted[k - 1]->count <= adopted[k]->gradient,
+          "grad_sync: the gradients of '", adopted[k - 1]->name, "' and '", adopted[k]->name,
+          "' overlap; declare a tied tensor once, and make it ready behind the last kernel that "
+          "adds to it");
   }
 
   void agree_on_model() {
