@@ -1,10 +1,12 @@
 // What grad_sync costs the host: a loop with it beside the same loop without, one rank, 148 tensors
-// of a GPT-2 124M shape; and the layout of 100,000 parameters. Prints JSON lines.
+// of a GPT-2 124M shape; and the layout of 100,000 parameters, also
+// sharded over 4,096 ranks. Prints JSON lines.
 //     build/bin/grad_sync_overhead
 // SPDX-License-Identifier: Apache-2.0
 #include <polyrank/data_parallel/grad_sync.hpp>
 #include <polyrank/hang/flight_recorder.hpp>
 #include <polyrank/launch/run.hpp>
+#include <polyrank/zero/shard_layout.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -83,12 +85,16 @@ int main(int argc, char** argv) {
 
     std::vector<std::size_t> many(100000);
     for (std::size_t i = 0; i < many.size(); ++i) many[i] = i * 7919 % 100003;
-    std::vector<double> layouts;
-    std::size_t buckets = 0;
-    for (int round = 0; round < 7; ++round)
+    std::vector<double> layouts, sharded;
+    std::size_t buckets = 0, shards = 0;
+    for (int round = 0; round < 7; ++round) {
       layouts.push_back(milliseconds([&] { buckets = layout::make(many, 4).buckets().size(); }));
-    std::printf("{\"bench\": \"layout\", \"parameters\": %zu, \"buckets\": %zu, \"ms\": %.3f}\n",
-                many.size(), buckets, median(layouts));
+      sharded.push_back(milliseconds(
+          [&] { shards = shard_layout::make(many, 4096, 4, {.stage = 2}).buckets().size(); }));
+    }
+    std::printf("{\"bench\": \"layout\", \"parameters\": %zu, \"buckets\": %zu, \"ms\": %.3f, "
+                "\"sharded_over_4096_buckets\": %zu, \"sharded_over_4096_ms\": %.3f}\n",
+                many.size(), buckets, median(layouts), shards, median(sharded));
 
     hang::flight_recorder recorder;
     hang::comm_history history;
