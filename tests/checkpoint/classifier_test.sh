@@ -99,15 +99,20 @@ code=0
 run 2 --steps 5 --checkpoint /dev/null/x >"$dir/out" 2>&1 || code=$?
 check "a useless directory is one clear error" test $code -eq 1 -a "$(grep -c error: "$dir/out")" -eq 1
 
-# SIGUSR2 to mpirun: saved, 75, and the same bits after all.
-code=0
-start 2 --epochs 2000 --save-every 100 --checkpoint "$dir/u"
-saved "$dir/u"
-kill -USR2 $pid
-wait $pid || code=$?
-check "SIGUSR2 ends the job with 75" test $code -eq 75
-check "it says where it saved" grep -q "asked to stop: saved in $dir/u" "$dir/out"
-check "nothing unfinished is left" test "$(find "$dir/u" -name manifest.json | wc -l)" -eq "$(find "$dir/u" -name 'step_*' | wc -l)"
+# SIGUSR2 to mpirun: saved, 75, and the same bits after all. Where the job is watched, the watchdog
+# takes the signal; without it (deadline 0) launch::save_request does.
+for deadline in 120 0; do
+  code=0
+  export POLYRANK_HANG_DEADLINE=$deadline
+  start 2 --epochs 2000 --save-every 100 --checkpoint "$dir/u$deadline"
+  saved "$dir/u$deadline"
+  kill -USR2 $pid
+  wait $pid || code=$?
+  check "SIGUSR2 ends the job with 75 (deadline $deadline)" test $code -eq 75
+  check "it says where it saved" grep -q "asked to stop: saved in $dir/u$deadline" "$dir/out"
+  check "nothing unfinished is left" test "$(find "$dir/u$deadline" -name manifest.json | wc -l)" -eq "$(find "$dir/u$deadline" -name 'step_*' | wc -l)"
+done
+unset POLYRANK_HANG_DEADLINE
 
 # One rank killed at random moments; each time the job goes on from the last complete checkpoint.
 part=(--epochs 200 --steps 400 --save-every 3 --checkpoint "$dir/k" --resume)
