@@ -32,7 +32,7 @@ for step in range(8):
     ddp(torch.randn(64, 256, device="cuda")).square().mean().backward()
     optimizer.step()
     if not (now and fault == "skip"):
-        norm = torch.ones(1001 - step - (7 if now and fault == "count" else 0), device="cuda")
+        norm = torch.ones(1001 - (7 if now and fault == "count" else 0), device="cuda")
         dist.all_reduce(norm)
     torch.cuda.synchronize()
     time.sleep(0.05)

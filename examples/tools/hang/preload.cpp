@@ -50,7 +50,8 @@ struct witness {
     if (!guard.on()) return;
     guard.running();
     nccl = std::make_unique<cuda::recorded_nccl>(
-        guard.ring()->recorder(), cuda::nccl_calls::found(&real), &cuda::driver::of_process);
+        guard.ring()->recorder(), [this] { guard.heard_error(); }, cuda::nccl_calls::found(&real),
+        &cuda::driver::of_process);
   }
   hang::guard guard;
   std::unique_ptr<cuda::recorded_nccl> nccl; // null: no launcher, or switched off
@@ -189,5 +190,6 @@ POLYRANK_INTERPOSE(ncclRecv,
 
 POLYRANK_INTERPOSE(ncclCommDestroy, (ncclComm_t c), c)
 POLYRANK_INTERPOSE(ncclCommAbort, (ncclComm_t c), c)
+POLYRANK_INTERPOSE(ncclCommGetAsyncError, (ncclComm_t c, ncclResult_t* error), c, error)
 POLYRANK_INTERPOSE(ncclGroupStart, ())
 POLYRANK_INTERPOSE(ncclGroupEnd, ())

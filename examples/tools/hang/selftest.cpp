@@ -7,6 +7,7 @@
 
 #include <polyrank/core/error.hpp>
 #include <polyrank/core/text.hpp>
+#include <polyrank/hang/process.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -118,6 +119,27 @@ int still_there(const std::filesystem::path& folder, double seconds) {
   return left;
 }
 
+/// Set by SIGINT and SIGTERM: end the job that runs, then ourselves.
+volatile std::sig_atomic_t told_to_stop = 0;
+
+/// Ends the launcher, which ends its ranks; then whatever of them is left.
+void end_job(pid_t launcher, const std::filesystem::path& folder) {
+  ::kill(-launcher, SIGTERM);
+  const auto until = steady::now() + std::chrono::seconds(5);
+  siginfo_t gone{};
+  while (::waitid(P_PID, static_cast<id_t>(launcher), &gone, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         gone.si_pid == 0 && steady::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  ::kill(-launcher, SIGKILL);
+  if (!std::filesystem::exists(folder / "pids")) return;
+  const auto bytes = read_file(folder / "pids");
+  std::istringstream list(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  for (int pid; list >> pid;)
+    if (hang::detail::read_small(polyrank::detail::cat("/proc/", pid, "/comm"))
+            .starts_with("polyrank_hang"))
+      ::kill(pid, SIGKILL);
+}
+
 /// Runs the command. `cut`: the launcher hears no more of its other host, so once the ranks have
 /// gone it is ended.
 outcome run_job(const std::vector<std::string>& command, const std::filesystem::path& folder,
@@ -131,6 +153,8 @@ outcome run_job(const std::vector<std::string>& command, const std::filesystem::
   const pid_t child = ::fork();
   if (child == 0) {
     ::setpgid(0, 0);
+    ::signal(SIGTERM, SIG_DFL);
+    ::signal(SIGINT, SIG_DFL);
     ::dup2(ends[1], 1);
     ::dup2(ends[1], 2);
     ::execvp(argv[0], argv.data());
@@ -159,8 +183,8 @@ outcome run_job(const std::vector<std::string>& command, const std::filesystem::
       }
     }
     if (cut && !o.headline.empty()) break;
-    if (std::chrono::duration<double>(steady::now() - begun).count() > limit) {
-      ::kill(-child, SIGKILL);
+    if (told_to_stop != 0 || std::chrono::duration<double>(steady::now() - begun).count() > limit) {
+      end_job(child, folder);
       o.output += "selftest: no end\n";
       break;
     }
@@ -230,6 +254,7 @@ int run_selftest(const selftest_flags& flags) {
   ::setenv("POLYRANK_HANG_DEADLINE", deadline.c_str(), 1);
   ::setenv("POLYRANK_SELFTEST_PIDS", (folder / "pids").c_str(), 1);
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const int s : {SIGINT, SIGTERM}) ::signal(s, [](int) { told_to_stop = 1; });
   std::string table = "| fault | verdict | seconds | exit code | |\n|---|---|---|---|---|\n";
   int failures = 0, runs = 0;
   for (const scenario& s : scenarios()) {
@@ -266,6 +291,10 @@ int run_selftest(const selftest_flags& flags) {
     }
     table += polyrank::detail::cat("| ", s.name, ": ", s.what, " | ", verdict, " | ", seconds,
                                    " | ", o.code, " | ", wrong.empty() ? "ok" : wrong, " |\n");
+    if (told_to_stop != 0) {
+      fs::remove_all(folder);
+      throw data_error("selftest: told to stop");
+    }
     rows.push_back({{"fault", s.name},
                     {"verdict", verdict},
                     {"seconds", o.seconds},

@@ -22,8 +22,10 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -116,10 +118,13 @@ namespace detail {
 /// Thread-safe, as far as NCCL is. The recorder must outlive it.
 class recorded_nccl {
  public:
-  /// `real`: what the calls are passed to.
-  explicit recorded_nccl(hang::flight_recorder& recorder, nccl_calls real = nccl_calls::linked(),
+  /// `on_failure` is called, once and in the thread of the call, when one fails or tells of a
+  /// failure. `real`: what the calls are passed to.
+  explicit recorded_nccl(hang::flight_recorder& recorder, std::function<void()> on_failure = {},
+                         nccl_calls real = nccl_calls::linked(),
                          driver (*find_driver)() = &driver::of_runtime)
-      : recorder_(recorder), real_(real), find_driver_(find_driver), poller_([this] { poll(); }) {}
+      : recorder_(recorder), on_failure_(std::move(on_failure)), real_(real),
+        find_driver_(find_driver), poller_([this] { poll(); }) {}
   recorded_nccl(const recorded_nccl&) = delete;
   recorded_nccl& operator=(const recorded_nccl&) = delete;
   ~recorded_nccl() {
@@ -149,6 +154,11 @@ class recorded_nccl {
       id = hash_combine(hash_combine(k->id, ++k->splits), static_cast<std::uint64_t>(colour));
     return make(comm, id, "ncclCommSplit", site,
                 [&] { return real_.ncclCommSplit(parent, colour, key, comm, config); });
+  }
+  ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+    const ncclResult_t code = real_.ncclCommGetAsyncError(comm, error);
+    note(code == ncclSuccess ? *error : code);
+    return code;
   }
   ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     forget(comm, false);
@@ -232,8 +242,11 @@ class recorded_nccl {
       for (const launch& l : launches) l.of->stamps.begin(l.first);
     }
     const ncclResult_t code = real_.ncclGroupEnd();
-    const std::lock_guard lock(mutex_);
-    for (const launch& l : launches) ended(*l.of, l.last, code);
+    {
+      const std::lock_guard lock(mutex_);
+      for (const launch& l : launches) ended(*l.of, l.last, code);
+    }
+    note(code);
     return code;
   }
 
@@ -275,6 +288,7 @@ class recorded_nccl {
         if (real_.ncclCommGetAsyncError(*comm, &state) != ncclSuccess || state != ncclInProgress)
           break;
     }
+    note(code);
     int rank = 0, n = 0;
     if ((code != ncclSuccess && code != ncclInProgress) || id == 0 || *comm == nullptr ||
         real_.ncclCommUserRank(*comm, &rank) != ncclSuccess ||
@@ -326,7 +340,13 @@ class recorded_nccl {
       const std::lock_guard lock(mutex_);
       ended(*k, s, code);
     }
+    note(code);
     return code;
+  }
+  void note(ncclResult_t code) {
+    if (code == ncclSuccess || code == ncclInProgress || !on_failure_ || told_.exchange(true))
+      return;
+    on_failure_();
   }
   static void ended(known& k, cudaStream_t s, ncclResult_t code) noexcept {
     if (code == ncclInProgress)
@@ -342,6 +362,8 @@ class recorded_nccl {
   }
 
   hang::flight_recorder& recorder_;
+  std::function<void()> on_failure_;
+  std::atomic<bool> told_{false};
   nccl_calls real_;
   driver (*find_driver_)();
   std::mutex mutex_; // of all below

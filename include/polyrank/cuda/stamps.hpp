@@ -104,7 +104,8 @@ class stamps {
   /// Notes that `what` is about to be issued on `s`.
   void enter(hang::comm_history& history, const operation& what, CUstream s) noexcept {
     if (recorder_ == nullptr) return;
-    current_ = line_for(s);
+    if (current_ == nullptr || s != current_stream_) current_ = line_for(s); // else of one group
+    current_stream_ = s;
     if (current_ == nullptr || current_->at == hang::lane::count) { // nobody will tell
       const auto ticket = recorder_->enter(history, what);
       recorder_->start(ticket);
@@ -287,7 +288,8 @@ class stamps {
   line own_;
   std::vector<line> graphs_ = room<line>(hang::lane::count); // never moves: current_ points into it
   std::vector<pending_event> events_ = room<pending_event>(64);
-  line* current_ = nullptr;
+  line* current_ = nullptr; // of what was entered and has not ended
+  CUstream current_stream_ = nullptr;
   std::array<item, slots> waiting_{};
   std::size_t oldest_ = 0, begun_ = 0, newest_ = 0; // of waiting_: not done, not begun, end
 };

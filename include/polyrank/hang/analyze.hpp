@@ -145,7 +145,9 @@ class analysis {
     }
     for (int r = 0; r < given_.world; ++r)
       if (const rank_state* s = all_.find(r); s == nullptr || !s->ring()) elsewhere.push_back(r);
-    if (here.empty() || age < given_.deadline_ns || paused(here) || paused(elsewhere)) return false;
+    // Where all have come it only takes its time, as it may with many ranks.
+    const std::uint64_t patience = given_.deadline_ns + (elsewhere.empty() ? 60'000'000'000 : 0);
+    if (here.empty() || age < patience || paused(here) || paused(elsewhere)) return false;
     std::string what = cat(here.size(), '/', v_.ranks, " ranks wait for ", seconds(age),
                            " to make a communicator: ", words_for_state(*all_.find(here[0])->from));
     if (!elsewhere.empty()) {

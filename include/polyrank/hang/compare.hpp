@@ -153,7 +153,11 @@ class sequence {
       if (a.signature(k) != b.signature(k + 1)) return false;
       any = true;
     }
-    return any;
+    if (any || b.has(d.seq + 1)) return any;
+    // The many wait in it. What followed it the last time?
+    for (std::uint64_t k = d.seq; k-- > b.first();)
+      if (b.signature(k) == b.signature(d.seq)) return b.signature(k + 1) == a.signature(d.seq);
+    return false;
   };
   const sequence &a = line_of(d.factions[1].ranks[0]), &b = line_of(d.factions[0].ranks[0]);
   d.swapped = a.has(d.seq + 1) && b.has(d.seq + 1) &&

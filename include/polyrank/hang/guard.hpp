@@ -165,6 +165,18 @@ class guard {
     return v.code == verdict_code::rank_dead && v.has_operation ? v.headline : std::string();
   }
 
+  /// A communication call of the program has failed, and what the program does now is not known. If
+  /// another rank is the cause, says so and ends the process, within a second; else returns.
+  void heard_error() {
+    if (!on()) return;
+    for (int i = 0; i < 20; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(50))) {
+      follow();
+      const verdict v = dog_->look(std::chrono::nanoseconds(0), false);
+      if (v.certain && (v.code == verdict_code::rank_dead || v.code == verdict_code::mismatch))
+        pronounce(v);
+    }
+  }
+
   /// This rank leaves because another one has failed, and said so.
   void released() noexcept {
     if (!on()) return;
