@@ -82,6 +82,24 @@ for how in throw die; do
     "$build/tests/cuda.failing_rank" "$how"
 done
 
+# Hangs: faults injected into NCCL jobs; a program that knows nothing of polyrank, preloaded.
+hang=("$build/bin/polyrank_hang" selftest --backend cuda --ranks 3 --deadline 2)
+preload=("$root/tests/hang/preload.sh" "$build/lib/libpolyrank_hang_preload.so")
+if [[ $quick == yes ]]; then
+  step "hang verdicts, 3 ranks" "${hang[@]}" --only stream,graph,count
+  step "LD_PRELOAD, raw NCCL" "${preload[@]}" "$build/tests/raw_nccl" skip,kill "$root/scripts/gpu_ranks.sh" 3
+else
+  step "hang verdicts, 3 ranks" "${hang[@]}" \
+    --only skip,stop,kill,throw,count,type,op,order,stream,graph,join
+  step "LD_PRELOAD, raw NCCL" "${preload[@]}" "$build/tests/raw_nccl" none,skip,count,kill,missing \
+    "$root/scripts/gpu_ranks.sh" 3
+  if python3 -c 'import torch' 2>/dev/null; then
+    step "LD_PRELOAD, PyTorch DDP" "${preload[@]}" "$root/tests/hang/ddp.py" skip,count,kill \
+      "$root/scripts/gpu_ranks.sh" 3
+  fi
+  step "bench: GPU stamps" "$root/scripts/gpu_ranks.sh" 1 "$build/bin/hang_cuda_bench"
+fi
+
 # The classifier: one digest for every N; accuracy beside the host's; a trace.
 train=("$build/bin/train_classifier" --quiet)
 [[ -z $data ]] || train+=(--data "$data")

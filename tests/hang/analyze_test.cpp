@@ -256,6 +256,104 @@ TEST_CASE("a start-up that does not end names who is missing", "[analyze]") {
   has(v.headline, "3/4 ranks are in MPI_Init for 30.0 s; rank 2 has not come to it");
 }
 
+TEST_CASE("before MPI has started a host names its own missing rank, and is patient about others'",
+          "[analyze]") {
+  fake_job job(4);
+  for (auto& r : job.ranks) r->life(life::starting);
+  std::vector<sample> here{job.at(0).look(11)};
+  const circumstances c{.deadline_ns = 10'000'000'000, .complete = false};
+  CHECK(analyze(here, c).code == verdict_code::none);
+  here = {job.at(0).look(14)};
+  verdict v = analyze(here, c);
+  CHECK(v.code == verdict_code::init_timeout);
+  has(v.headline, "nobody of this host is missing");
+  here = {job.at(0).look(11), {.rank = 1, .where = "pid 77 sleeps in poll", .host = "node1"}};
+  v = analyze(here, c);
+  CHECK(v.code == verdict_code::init_timeout);
+  CHECK(v.suspects == std::vector<int>{1});
+  has(v.headline, "rank 1 (node1) has not come to it (pid 77 sleeps in poll)");
+}
+
+TEST_CASE("a communicator that cannot be made names who does not come", "[analyze]") {
+  fake_job job(3);
+  for (const int r : {0, 2}) job.at(r).state(host_state::init, 1);
+  verdict v = job.judge(30);
+  CHECK(v.code == verdict_code::init_timeout);
+  CHECK(v.suspects == std::vector<int>{1});
+  has(v.headline, "2/3 ranks wait for 31.0 s to make a communicator");
+  CHECK(job.judge(5).code == verdict_code::none);
+  job.at(1).state(host_state::init, 1); // now all are in it, which may take its time
+  CHECK(job.judge(30).code == verdict_code::none);
+  CHECK(job.judge(80).code == verdict_code::init_timeout);
+}
+
+namespace {
+/// Rank `r` has entered `what` on a GPU that is at `started` and `done` of lane `at`.
+void on_gpu(fake_job& job, int r, const operation& what, std::size_t at, std::uint64_t number) {
+  job.at(r).recorder().enter(*job.comms[static_cast<std::size_t>(r)], what, at, number);
+}
+void lane_is(fake_job& job, int r, std::size_t at, std::uint64_t started, std::uint64_t done,
+             std::uint64_t replays = 0) {
+  word* w = job.at(r).recorder().lane_at(at);
+  hang::detail::set(w[lane::started], started);
+  hang::detail::set(w[lane::done], done);
+  hang::detail::set(w[lane::replays], replays);
+  hang::detail::set(w[lane::moved_ns], now_ns());
+}
+} // namespace
+
+TEST_CASE("a GPU that does not come to an operation blocks it", "[analyze][gpu]") {
+  fake_job job(3);
+  for (int r = 0; r < 3; ++r) {
+    const std::size_t at = job.at(r).recorder().take_lane(lane::of_stream);
+    on_gpu(job, r, all_reduce_of(1, "a"), at, 1);
+    on_gpu(job, r, all_reduce_of(2, "b"), at, 2);
+    lane_is(job, r, at, 1, 1);
+  }
+  CHECK(job.judge(5).code == verdict_code::none);
+  for (const int r : {0, 2}) lane_is(job, r, 0, 2, 1);
+  verdict v = job.judge(30);
+  CHECK(v.code == verdict_code::gpu_blocked);
+  CHECK(v.suspects == std::vector<int>{1});
+  has(v.headline, "\"b\"");
+  for (int r = 0; r < 3; ++r) lane_is(job, r, 0, 2, 2);
+  CHECK(job.judge(30).code == verdict_code::none);
+  // Given back, the lane may serve another communicator: old records stay done.
+  for (int r = 0; r < 3; ++r) {
+    job.at(r).recorder().give_lane(0);
+    CHECK(job.at(r).recorder().take_lane(lane::of_stream) == 0);
+  }
+  CHECK(job.judge(30).code == verdict_code::none);
+}
+
+TEST_CASE("a rank that stops replaying a graph is told by its replays", "[analyze][gpu]") {
+  fake_job job(3);
+  for (int r = 0; r < 3; ++r) {
+    const std::size_t at = job.at(r).recorder().take_lane(lane::of_graph);
+    on_gpu(job, r, all_reduce_of(1, "a"), at, 1);
+    on_gpu(job, r, all_reduce_of(2, "b"), at, 2);
+  }
+  CHECK(job.judge(30).code == verdict_code::none); // captured, never launched
+  for (int r = 0; r < 3; ++r) lane_is(job, r, 0, 2, 2, 5);
+  CHECK(job.judge(30).code == verdict_code::none); // at rest after five replays
+  for (const int r : {0, 1}) lane_is(job, r, 0, 1, 0, 6);
+  const verdict v = job.judge(30);
+  CHECK(v.code == verdict_code::never_entered);
+  CHECK(v.suspects == std::vector<int>{2});
+  has(v.headline, "\"a\" f32 x 1, replay 6 of its graph");
+}
+
+TEST_CASE("what followed the last time tells a skip while the others wait", "[analyze]") {
+  fake_job job(3);
+  for (const char* tag : {"a", "b", "a"}) job.all(all_reduce_of(tag[0], tag));
+  for (const int r : {0, 1}) job.run(r, all_reduce_of('b', "b"), until::started);
+  job.run(2, all_reduce_of('a', "a"), until::started);
+  const verdict v = job.judge(0);
+  CHECK(v.code == verdict_code::never_entered);
+  CHECK(v.suspects == std::vector<int>{2});
+  has(v.headline, "skipped it and went on");
+}
+
 TEST_CASE("a declared wait that does not end, with all operations done", "[analyze]") {
   fake_job job(4);
   job.all(all_reduce_of(1, "b"));

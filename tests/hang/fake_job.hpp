@@ -67,6 +67,8 @@ class fake_rank {
     if (stage == until::done) recorder_->done(ticket);
   }
 
+  [[nodiscard]] hang::flight_recorder& recorder() noexcept { return *recorder_; }
+
   [[nodiscard]] std::span<const std::byte> bytes() const {
     return {reinterpret_cast<const std::byte*>(words_.get()),
             8 * hang::layout::total_words(slots_, comm_slots)};

@@ -8,6 +8,7 @@
 #include <polyrank/hang/neighbours.hpp>
 #include <polyrank/hang/ring.hpp>
 #include <polyrank/hang/words.hpp>
+#include <polyrank/launch/ras.hpp>
 
 #include <algorithm>
 #include <charconv>
@@ -162,6 +163,16 @@ int run_attach(const collect_flags& flags) {
     if (expected > 0 && static_cast<int>(ranks.size()) < expected)
       std::printf("%d of %d ranks of this host are gone\n",
                   expected - static_cast<int>(ranks.size()), expected);
+  }
+  const std::string ras = launch::ras_status(std::chrono::seconds(3));
+  if (!ras.empty()) {
+    const auto complaints = launch::ras_findings(ras);
+    std::printf("NCCL RAS at %s: %zu complaint(s)\n", launch::ras_address().c_str(),
+                complaints.size());
+    for (const std::string& line : complaints) std::printf("  %s\n", line.c_str());
+  } else {
+    std::printf("NCCL RAS does not answer at %s (NCCL before 2.24, or NCCL_RAS_ENABLE=0)\n",
+                launch::ras_address().c_str());
   }
   std::printf(
       "not known without flight recorders: which operation each rank is in, and what its GPU "

@@ -54,7 +54,7 @@ class job {
     for (int step = 0; step < flags_.steps; ++step) {
       const bool here = step >= fault_step && world_.rank() == flags_.rank;
       if (what_ == "fork" || what_ == "op") std::this_thread::sleep_for(30ms);
-      if (what_ == "late" && world_.rank() == flags_.rank) std::this_thread::sleep_for(5s);
+      if (what_ == "late" && world_.rank() == flags_.rank) be_late(step);
       if (what_ == "save") {
         std::this_thread::sleep_for(10ms);
         if (comm_.control().all_reduce_max(world_.save_requested() ? 1 : 0) != 0) return 75;
@@ -81,6 +81,17 @@ class job {
   void all_reduce(std::size_t b, reduce_op op = reduce_op::sum) {
     const std::span<float> x = data_.span().first(buckets[b]);
     comm_.template all_reduce<float>(x, x, op, on(stream_, "bucket " + std::to_string(b)));
+  }
+
+  /// Nothing is wrong, it only takes time: less than the deadline, or declared.
+  void be_late(int step) {
+    if (step % 4 == 1) {
+      const auto pause = world_.ring()->pause("checkpoint");
+      std::this_thread::sleep_for(12s);
+    } else {
+      const auto phase = world_.ring()->phase(hang::host_state::compute, "evaluation");
+      std::this_thread::sleep_for(5s);
+    }
   }
 
   /// What the faulty rank does before the step; false: it leaves.

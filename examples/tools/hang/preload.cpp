@@ -9,6 +9,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <polyrank/cuda/nccl_recorded.hpp>
 #include <polyrank/hang/guard.hpp>
+#include <polyrank/launch/ras.hpp>
 
 #include <cstdio>
 #include <memory>
@@ -45,6 +46,7 @@ struct witness {
       : guard([] {
           auto o = hang::guard_options::from_environment();
           o.signals = false;
+          o.witness = &launch::ras_witness;
           return o;
         }()) {
     if (!guard.on()) return;

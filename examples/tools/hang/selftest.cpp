@@ -7,7 +7,7 @@
 
 #include <polyrank/core/error.hpp>
 #include <polyrank/core/text.hpp>
-#include <polyrank/hang/process.hpp>
+#include <polyrank/hang/ring.hpp>
 
 #include <nlohmann/json.hpp>
 
@@ -245,7 +245,8 @@ int run_selftest(const selftest_flags& flags) {
           "selftest: --backend is host or cuda, not '", flags.backend, "'");
   expects(flags.ranks >= 3, "selftest: a majority needs at least 3 ranks, got ", flags.ranks);
   const std::string self = fs::read_symlink("/proc/self/exe").string();
-  fs::path folder = fs::temp_directory_path() / "polyrank_selftest_XXXXXX";
+  // Where rings lie by default: GPUs cannot write into a file on a disk.
+  fs::path folder = hang::default_folder() / "polyrank_selftest_XXXXXX";
   std::string name = folder.string();
   if (::mkdtemp(name.data()) == nullptr) throw data_error("selftest: cannot make " + name);
   folder = name;

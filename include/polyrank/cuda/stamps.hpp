@@ -50,8 +50,9 @@ class lane_page {
                  d.host_register(page.data(), page.size(),
                                  CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
              code != CUDA_SUCCESS && code != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-      why_ = polyrank::detail::cat("cuMemHostRegister of the flight recorder failed (",
-                                   static_cast<int>(code), ")");
+      why_ = polyrank::detail::cat("the flight recorder's memory cannot be pinned (error ",
+                                   static_cast<int>(code),
+                                   "); POLYRANK_HANG_DIR must lie in memory, as /dev/shm does");
     else if (d.host_device_pointer(&address_, page.data(), 0) != CUDA_SUCCESS)
       why_ = "the GPU cannot address the flight recorder";
   }

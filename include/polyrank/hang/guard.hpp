@@ -36,6 +36,8 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -50,7 +52,9 @@ struct guard_options {
   std::size_t slots = 4096;
   std::string command{}; ///< run by /bin/sh on a verdict, the JSON report's path is $1
   std::function<void(const verdict&)> on_verdict{}; ///< before the process ends
-  bool leaves = true;                               ///< false: print only
+  /// What somebody else knows of a hang, as findings, within a second. Not asked after a death.
+  std::function<std::vector<std::string>()> witness{};
+  bool leaves = true; ///< false: print only
   bool signals =
       true; ///< block and take them; false: in somebody else's program, where threads run
 
@@ -238,9 +242,11 @@ class guard {
   }
 
   /// Prints the verdict, unless another rank of this host has, and ends the job.
-  void pronounce(const verdict& v) {
+  void pronounce(verdict v) {
     const int code = exit_code(v.code);
     if (options_.leaves && !make(path_of("claim"), "", false)) return; // it is being said
+    if (options_.witness && v.code != verdict_code::rank_dead)
+      for (std::string& said : options_.witness()) v.findings.push_back(std::move(said));
     print(report_text(v));
     const std::string json = path_of("json"), svg = path_of("svg");
     if (make(json, report_json(v), true) && make(svg, report_svg(v), true))

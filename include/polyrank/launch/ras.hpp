@@ -33,7 +33,8 @@ namespace polyrank::launch {
   std::string text;
   try {
     const auto until = std::chrono::steady_clock::now() + patience;
-    const socket line = socket::connect(address::parse(at), until);
+    const socket line = socket::connect(address::parse(at), std::chrono::steady_clock::now() +
+                                                                std::chrono::milliseconds(50));
     constexpr std::string_view ask = "CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n";
     if (::send(line.native(), ask.data(), ask.size(), MSG_NOSIGNAL) !=
         static_cast<ssize_t>(ask.size()))
@@ -80,6 +81,14 @@ namespace polyrank::launch {
     before = line;
   }
   return found;
+}
+
+/// What RAS complains of now, as findings; nothing where it is not there. Takes a second at most.
+[[nodiscard]] inline std::vector<std::string> ras_witness() {
+  std::vector<std::string> said;
+  for (const std::string& line : ras_findings(ras_status(std::chrono::milliseconds(900))))
+    said.push_back("NCCL RAS: " + line);
+  return said;
 }
 
 } // namespace polyrank::launch

@@ -20,6 +20,7 @@
 
 #include <polyrank/hang/guard.hpp>
 #include <polyrank/launch/hang_star.hpp>
+#include <polyrank/launch/ras.hpp>
 #include <polyrank/launch/world.hpp>
 
 #include <cstdio>
@@ -37,6 +38,7 @@ namespace detail {
   hang::guard_options o;
   if (watch) o = hang::guard_options::from_environment();
   o.slots = slots;
+  o.witness = &ras_witness;
   try {
     return std::make_unique<hang::guard>(o);
   } catch (const data_error& e) {
