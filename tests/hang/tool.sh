@@ -44,6 +44,11 @@ expect 0 'in all_reduce #16' "$hang" watch --once
 expect 0 '3 flight recorders, threads of 3 processes' "$hang" collect --to "$folder/all"
 expect 82 'rank 1 ' "$hang" report "$folder"/all/*
 expect 0 'not known without flight recorders' "$hang" attach
+mkdir "$folder/bin" # GPUs whose power tells: two wait in a collective, one does not
+printf '#!/bin/sh\nprintf "0, 100, 0, 180.5, 700.0\\n1, 0, 0, 75.1, 700.0\\n2, 100, 1, 190.0, 700.0\\n"\n' \
+  >"$folder/bin/nvidia-smi"
+chmod +x "$folder/bin/nvidia-smi"
+PATH=$folder/bin:$PATH expect 0 'GPU 1 is the odd one out' "$hang" attach
 [[ $(stat -c %a "$POLYRANK_HANG_DIR"/*.0.ring) == 600 ]] || fail "a ring that others can read"
 kill -USR1 "$(pgrep -P "$job" -f 'inject sleep' | head -1)"
 sleep 0.5

@@ -64,6 +64,48 @@ struct process {
   process_state state{};
 };
 
+/// What a command prints, at most 1 MiB; it must end by itself.
+std::string output_of(const char* command) {
+  std::string out;
+  if (std::FILE* p = ::popen(command, "r"); p != nullptr) {
+    char part[4096];
+    for (std::size_t n; (n = std::fread(part, 1, sizeof part, p)) > 0 && out.size() < (1u << 20);)
+      out.append(part, n);
+    ::pclose(p);
+  }
+  return out;
+}
+
+/// What each GPU seems to do, by its power: NCCL's kernels keep a GPU busy and need little of it.
+/// `csv`: index, utilisation, memory utilisation, watts, limit.
+void print_power(const std::string& csv) {
+  struct gpu {
+    int index = 0;
+    double busy = 0, memory = 0, watts = 0, limit = 0;
+    [[nodiscard]] bool spins() const { return busy >= 95 && memory <= 2 && watts < 0.45 * limit; }
+  };
+  std::vector<gpu> all;
+  for (std::size_t at = 0; at < csv.size(); at = csv.find('\n', at) + 1) {
+    gpu g;
+    if (std::sscanf(csv.c_str() + at, "%d, %lf, %lf, %lf, %lf", &g.index, &g.busy, &g.memory,
+                    &g.watts, &g.limit) == 5)
+      all.push_back(g);
+    if (csv.find('\n', at) == std::string::npos) break;
+  }
+  const auto spinning =
+      std::count_if(all.begin(), all.end(), [](const gpu& g) { return g.spins(); });
+  for (const gpu& g : all)
+    std::printf("GPU %d: %.0f%% busy, %.0f of %.0f W: %s\n", g.index, g.busy, g.watts, g.limit,
+                g.spins()     ? "waits in a kernel, as in a collective"
+                : g.busy < 10 ? "idle"
+                              : "computes");
+  if (spinning >= 2 && static_cast<std::size_t>(spinning) + 1 == all.size())
+    for (const gpu& g : all)
+      if (!g.spins())
+        std::printf("GPU %d is the odd one out: the others wait in a collective, it does not\n",
+                    g.index);
+}
+
 std::uint64_t cpu_ticks(int pid) {
   const std::string stat = hang::detail::read_small(cat("/proc/", pid, "/stat"));
   std::uint64_t sum = 0;
@@ -99,12 +141,7 @@ int run_collect(const collect_flags& flags) {
         std::fprintf(stderr, "polyrank_hang: %s: %s\n", path.c_str(), e.what());
       }
     }
-  std::string gpus;
-  if (std::FILE* p = ::popen("timeout 20 nvidia-smi -q 2>/dev/null", "r"); p != nullptr) {
-    char part[4096];
-    for (std::size_t n; (n = std::fread(part, 1, sizeof part, p)) > 0;) gpus.append(part, n);
-    ::pclose(p);
-  }
+  const std::string gpus = output_of("timeout 20 nvidia-smi -q 2>/dev/null");
   if (!gpus.empty()) write_file(to / "nvidia-smi.txt", gpus);
   std::printf("%s: %zu flight recorders, threads of %zu processes%s in %s\n", host_name().c_str(),
               rings, stacks, gpus.empty() ? "" : ", GPU facts", to.c_str());
@@ -164,6 +201,9 @@ int run_attach(const collect_flags& flags) {
       std::printf("%d of %d ranks of this host are gone\n",
                   expected - static_cast<int>(ranks.size()), expected);
   }
+  print_power(output_of("timeout 10 nvidia-smi --format=csv,noheader,nounits --query-gpu="
+                        "index,utilization.gpu,utilization.memory,power.draw,power.limit "
+                        "2>/dev/null"));
   const std::string ras = launch::ras_status(std::chrono::seconds(3));
   if (!ras.empty()) {
     const auto complaints = launch::ras_findings(ras);

@@ -69,7 +69,8 @@ const std::vector<scenario>& scenarios() {
       {"op", "another operator", "MISMATCH", "max", {81}},
       {"kind", "another collective", "MISMATCH", "broadcast", {81}},
       {"root", "another root", "MISMATCH", "root 1", {81}},
-      {"extra", "one collective too many", "MISMATCH", "\"bucket 2\"", {81}},
+      // Open MPI 4.1 writes past a receive that is too short where it copies at once: 134.
+      {"extra", "one collective too many", "MISMATCH", "\"bucket 2\"", {81, 134}},
       {"order", "two communicators, other order", "ORDER_INVERSION", "\"second\"", {83}},
       {"send_send", "both send first", "P2P_CYCLE", "send to", {83}},
       {"ring", "a ring of sends", "P2P_CYCLE", "\"to next\"", {83}},
