@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/catch.hpp"
 
+#include "train_classifier/fit.hpp"
 #include "train_classifier/step_plan.hpp"
 
 #include <string>
@@ -84,4 +85,50 @@ TEST_CASE("a small data set gets a small batch, unless one is asked for", "[step
   c.batch = 128;
   settle(c, "d", 1259);
   REQUIRE(c.batch == 128);
+}
+
+TEST_CASE("--fit doubles until something does not fit, and forecasts where it must", "[fit]") {
+  // 100 MiB, and 10 for each picture of a micro-batch.
+  std::size_t run = 0, said = 0;
+  const auto attempt = [&run](std::size_t m) {
+    ++run;
+    return fit_trial{.micro_batch = m, .bytes = (100 + 10 * m) << 20};
+  };
+  const auto say = [&said](const fit_trial&) { ++said; };
+  const auto limit = [](std::size_t mib) { return mib << 20; };
+
+  fit_result r = fit_micro_batch(1000, limit(200), true, attempt, say);
+  REQUIRE(r.best == 8); // 180 MiB; 16 would take 260
+  REQUIRE(run == 4);
+  REQUIRE(said == 5);
+  REQUIRE_FALSE(r.trials.back().run);
+  REQUIRE(r.trials.back().bytes == limit(260));
+  REQUIRE(fit_text(r.trials.back()) ==
+          "fit      micro-batch 16 does not: would take about 260.0 MiB, the limit is 200.0");
+
+  run = 0;
+  r = fit_micro_batch(1000, limit(200), false, attempt, say); // a GPU: it is tried
+  REQUIRE(r.best == 8);
+  REQUIRE(run == 5);
+  REQUIRE(r.trials.back().why == "takes 260.0 MiB, the limit is 200.0");
+
+  REQUIRE(fit_micro_batch(5, limit(900), true, attempt, say).best == 4); // no more pictures
+  REQUIRE(fit_micro_batch(8, limit(50), true, attempt, say).best == 0);
+  r = fit_micro_batch(
+      8, limit(900), false,
+      [&](std::size_t m) {
+        fit_trial t = attempt(m);
+        if (m == 4) t.why = "out of memory";
+        return t;
+      },
+      say);
+  REQUIRE(r.best == 2);
+  REQUIRE(r.trials.size() == 3);
+}
+
+TEST_CASE("--fit: memory that grows from step to step does not fit", "[fit]") {
+  REQUIRE(growth(std::size_t{100} << 20, std::size_t{110} << 20).empty());
+  REQUIRE(growth(std::size_t{100} << 20, std::size_t{120} << 20) ==
+          "grows: 100.0 MiB after step 5, 120.0 after step 20");
+  REQUIRE(growth(std::size_t{1000} << 20, std::size_t{1040} << 20).empty());
 }

@@ -6,6 +6,7 @@
 
 #include <polyrank/host/loopback.hpp>
 #include <polyrank/plan/memory.hpp>
+#include <polyrank/zero/offload_setup.hpp>
 
 #include <cmath>
 
@@ -152,6 +153,45 @@ TEST_CASE("host limits: control group and locked memory are named", "[plan]") {
   REQUIRE(why_not(10u << 20, 1, l, true).find("ulimit -l") != std::string::npos);
   REQUIRE(why_not(8u << 20, 1, l, true).empty());
   REQUIRE(read_host_limits().free() > 0);
+}
+
+TEST_CASE("offload that a host cannot hold is refused on every rank, before memory is taken",
+          "[plan]") {
+  std::atomic<int> refused{0};
+  host::loopback::run(2, [&](loop_comm& comm) {
+    std::vector<std::string> warnings;
+    const std::size_t bytes = comm.rank() == 1 ? std::size_t{1} << 60 : 1;
+    try {
+      static_cast<void>(set_up_offload(comm.control(), bytes, false, 0, warnings));
+    } catch (const usage_error& e) {
+      const std::string text = e.what();
+      refused += text.find("offload: rank 1: 2 ranks of this host need") != std::string::npos &&
+                         text.find("lower the fraction") != std::string::npos
+                     ? 1
+                     : 0;
+    }
+  });
+  REQUIRE(refused == 2);
+}
+
+TEST_CASE("advice for too little memory comes in one order, as far as it applies", "[plan]") {
+  const auto position = [](const std::vector<std::string>& all, const char* what) {
+    std::size_t at = 0;
+    while (at < all.size() && all[at].find(what) == std::string::npos) ++at;
+    return at;
+  };
+  const auto all = what_to_try({.ranks = 4, .stage = 1, .value = 4, .gradient = 4});
+  std::size_t last = 0;
+  for (const char* what : {"other processes", "--batch", "inputs", "--precision", "--accumulate",
+                           "recompute", "--offload", "--zero 2", "more ranks"}) {
+    INFO(what);
+    const std::size_t at = position(all, what);
+    REQUIRE(at < all.size());
+    REQUIRE(at == last++);
+  }
+  const auto less = what_to_try({.ranks = 1, .stage = 2, .value = 2, .offload = true});
+  for (const char* what : {"--precision", "--offload", "--zero", "more ranks"})
+    REQUIRE(position(less, what) == less.size());
 }
 
 TEST_CASE("threads for updates: the mask where ranks are bound, else a share", "[plan]") {

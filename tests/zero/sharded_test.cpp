@@ -500,6 +500,51 @@ TEST_CASE("unused parameters count as zero; what was forgotten is named on every
   });
 }
 
+TEST_CASE("more ranks than elements: those without a shard take part", "[zero]") {
+  for (const std::size_t stage : {0, 1, 2}) {
+    REQUIRE(wrong_with<on_device>(8, 1, {.stage = stage}, {}, {3}) == 0);
+    REQUIRE(wrong_with<on_host>(8, 2, {.stage = stage}, {.threads = 1}, {1, 0, 1}) == 0);
+    REQUIRE(wrong_with<on_device>(5, 1, {.stage = stage}, {}, {0, 0}) == 0); // and none at all
+  }
+}
+
+TEST_CASE("a tied weight, declared once: the gradients of its uses are added before ready",
+          "[zero]") {
+  const auto expected = serial<adamw>({5003}, rates, 2, 2, 0, [](auto i, auto k, auto b) {
+    return gradient_at(i, k, b) + gradient_at(i + 1, k, b);
+  });
+  for (const std::size_t stage : {0, 1, 2}) {
+    std::atomic<std::size_t> bad{0};
+    run(2, [&](loop_comm& comm) {
+      stream s, other;
+      sharded_optimizer<adamw, loop_comm> opt(comm, parameters_of<float>({5003}), rates,
+                                              {.stage = stage});
+      start(opt, s, comm.rank());
+      for (int step = 0; step < 2; ++step) {
+        opt.begin(0, 1);
+        opt.wait_param(0, s);
+        float* g = opt.grad(0, s);
+        const auto block = static_cast<std::size_t>(comm.rank());
+        s.enqueue([=] { // the embedding's use, then the head's on another stream
+          for (std::size_t k = 0; k < 5003; ++k) g[k] = gradient_at(0, k, block);
+        });
+        host::event written;
+        written.record(s);
+        other.wait(written);
+        other.enqueue([=] {
+          for (std::size_t k = 0; k < 5003; ++k) g[k] += gradient_at(1, k, block);
+        });
+        opt.ready(0, other);
+        opt.finish(s);
+        opt.step(s);
+      }
+      opt.synchronize();
+      bad += wrong(opt, expected);
+    });
+    REQUIRE(bad == 0);
+  }
+}
+
 TEST_CASE("bad input is refused with the reason", "[zero]") {
   run(1, [](loop_comm& comm) {
     const auto refusal = [&](sharded_options o, std::vector<parameter<float>> p) -> std::string {
@@ -532,6 +577,12 @@ TEST_CASE("bad input is refused with the reason", "[zero]") {
     auto half = some;
     half[0].value = own.data();
     has(refusal({}, half), "'p1' has no value pointer");
+    auto tied = some; // a weight with two names would be updated by two states
+    for (auto& p : tied) p.value = own.data();
+    has(refusal({}, tied), "parameters 'p0' and 'p1' share memory: a tied weight is one parameter");
+    auto tied_gradients = some;
+    for (auto& p : tied_gradients) p.gradient = own.data();
+    has(refusal({}, tied_gradients), "share memory");
     REQUIRE_THROWS_AS((sharded_optimizer<adamw, loop_comm, float, float, on_host>(
                           comm, some, rates, {}, {.fraction = 0})),
                       usage_error);

@@ -52,21 +52,26 @@ TEST_CASE("over MPI: wire bytes of a step are the formula's", "[zero][mpi]") {
   launch::world world = launch::world::adopt(MPI_COMM_WORLD);
   auto comm = world.communicator();
   const auto n = static_cast<std::size_t>(comm.size());
-  for (const std::size_t stage : {1, 2}) {
-    host::stream s = comm.make_stream();
-    // One bucket that the ranks divide: 2 (N-1)/N of its bytes, and the norm's 8 bytes a block.
-    const std::size_t count = 16 * norm_block * n;
-    sharded_optimizer<adamw, host::communicator> opt(
-        comm, parameters_of<float>({count}), rates,
-        {.stage = stage, .bucket_bytes = 1u << 30, .clip = clip_policy::none});
-    opt.load_values(s);
-    comm.control().barrier(std::chrono::seconds(60));
-    const std::uint64_t before = world.engine().bytes_sent();
-    train_step(opt, s, comm.rank(), 1, gradient_at);
-    opt.synchronize();
-    const std::uint64_t sent = world.engine().bytes_sent() - before;
-    MPI_REQUIRE(MPI_COMM_WORLD, sent == 2 * (n - 1) * count / n * sizeof(float));
-  }
+  for (const std::size_t stage : {0, 1, 2})
+    for (const std::size_t micros : {1, 3}) {
+      host::stream s = comm.make_stream();
+      // One bucket that the ranks divide.
+      const std::size_t count = 16 * norm_block * n;
+      sharded_optimizer<adamw, host::communicator> opt(comm, parameters_of<float>({count}), rates,
+                                                       {.stage = stage,
+                                                        .bucket_bytes = 1u << 30,
+                                                        .microbatches = micros,
+                                                        .clip = clip_policy::none});
+      opt.load_values(s);
+      comm.control().barrier(std::chrono::seconds(60));
+      const std::uint64_t before = world.engine().bytes_sent();
+      train_step(opt, s, comm.rank(), micros, gradient_at);
+      opt.synchronize();
+      const std::uint64_t sent = world.engine().bytes_sent() - before;
+      // Reduced once, at stage 2 in every microbatch; and the values.
+      const std::size_t passes = stage == 2 ? micros + 1 : 2;
+      MPI_REQUIRE(MPI_COMM_WORLD, sent == passes * (n - 1) * count / n * sizeof(float));
+    }
 }
 
 TEST_CASE("over MPI: collect puts the shards together", "[zero][mpi]") {
