@@ -55,6 +55,7 @@ void add_sharding_flags(CLI::App& app, config& c, std::size_t& zero) {
       ->type_name("X")
       ->check(CLI::Validator(check_positive, ""));
   auto* fit = app.add_flag("--fit", c.fit, "Find the largest micro-batch that fits, and end");
+  for (const char* other : {"--batch", "--steps", "--epochs"}) fit->excludes(other);
   app.add_option("--memory-limit", c.memory_limit, "Of a rank, for --fit; default: what is free")
       ->type_name("MIB")
       ->check(positive_number())

@@ -221,6 +221,8 @@ int body(launch::world& world, config c, launch::save_request* stop) {
   const dataset data = load_everywhere(comm, c.data.empty() ? default_data_directory()
                                                             : std::filesystem::path(c.data));
   settle(c, data.where.string(), data.train.count());
+  if (c.fit) // from the smallest
+    c.batch = c.deterministic ? c.blocks : static_cast<std::size_t>(world.size()) * c.accumulate;
   // CUDA if it is asked for, or if all ranks can use it; else why not.
   const std::string no_cuda = c.backend == "host" ? "as asked for" : cuda_training::refusal(world);
   const bool on_cuda = c.backend != "host" && no_cuda.empty();
