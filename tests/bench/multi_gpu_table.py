@@ -19,6 +19,17 @@ def read_json(path):
         return None
 
 
+def read_lines(path):
+    """JSON lines; one that was cut short is left out."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            print(f"multi_gpu_table: {path.name}: no JSON: {line[:80]}", file=sys.stderr)
+    return found
+
+
 def smi_links(text):
     """{(0, 1): "NV18"} from nvidia-smi topo -m."""
     rows = [re.sub(r"\x1b\[[0-9;]*m", "", line).split() for line in text.splitlines()]
@@ -44,11 +55,7 @@ def main(folder):
         point, ranks, verdict, seconds, command = line.split("|", 4)
         verdicts.append({"point": point, "ranks": int(ranks), "verdict": verdict, "seconds": int(seconds),
                          "command": command})
-    points = {}
-    for point in POINTS:
-        path = folder / f"{point}.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        points[point] = [json.loads(line) for line in lines]
+    points = {point: read_lines(folder / f"{point}.jsonl") for point in POINTS}
 
     smi = smi_links((folder / "nvidia-smi-topo.txt").read_text())
     ours = probe_links(read_json(folder / "probe.json"))
