@@ -6,7 +6,7 @@ set -euo pipefail
 library=$1 program=$2 faults=$3
 shift 3
 folder=$(mktemp -d -p /dev/shm)  # a GPU cannot write into a file on a disk
-trap 'rm -rf "$folder"' EXIT
+trap 'rm -rf "$folder" /dev/shm/fake_nccl_*' EXIT
 export POLYRANK_HANG_DIR=$folder POLYRANK_HANG_DEADLINE=${POLYRANK_HANG_DEADLINE:-2}
 
 fail() { echo "preload.sh: $*" >&2; exit 1; }
