@@ -17,6 +17,7 @@ static_assert(collectives<cuda::communicator, bf16>);
 static_assert(point_to_point<cuda::communicator, float>);
 static_assert(splittable<cuda::communicator>);
 static_assert(abortable<cuda::communicator>);
+static_assert(windowed<cuda::communicator>);
 
 namespace {
 
@@ -100,6 +101,46 @@ TEST_CASE("without a driver a program learns why, and does not crash") {
   CHECK(why.empty() == (cuda::device_count() > 0));
   if (!why.empty()) CHECK_THROWS_AS(cuda::current_device(), cuda::cuda_error);
   cuda::nvtx_range nobody_listens("range");
+}
+
+TEST_CASE("a driver that is too old is named, with what to do") {
+  using cuda::driver_fault;
+  CHECK(driver_fault(13000, 13000).empty());
+  CHECK(driver_fault(12020, 12080).empty()); // minor versions fit
+  CHECK(driver_fault(13000, 12080).empty());
+  CHECK(driver_fault(11040, 12000).find("the driver is too old: it supports CUDA 11.4, this program "
+                                        "was built with 12.0; update the driver, or build with "
+                                        "CUDA 11") == 0);
+  CHECK(driver_fault(0, 12000).find("there is no NVIDIA driver") == 0);
+}
+
+TEST_CASE("errors say what to do") {
+  const auto said = [](cudaError_t code) {
+    try {
+      cuda::check(code, "kernel launch");
+    } catch (const cuda::cuda_error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  CHECK(said(cudaErrorNoKernelImageForDevice).find("rebuild with CMAKE_CUDA_ARCHITECTURES") !=
+        std::string::npos);
+  CHECK(said(cudaErrorInsufficientDriver).find("update the driver") != std::string::npos);
+  CHECK(said(cudaErrorNoDevice).find("CUDA_VISIBLE_DEVICES") != std::string::npos);
+  CHECK(said(cudaErrorIllegalAddress).find("compute-sanitizer") != std::string::npos);
+}
+
+TEST_CASE("a stream of another GPU is named") {
+  CHECK(cuda::stream_fault(1, 1).empty());
+  CHECK(cuda::stream_fault(1, 0).find("the stream belongs to GPU 1, the work to GPU 0") == 0);
+}
+
+TEST_CASE("a window is opened by all ranks or by none") {
+  using cuda::window_fault;
+  CHECK(window_fault({{64, ""}, {64, ""}}).empty());
+  CHECK(window_fault({{64, ""}, {0, "it was told not to"}}) == "rank 1: it was told not to");
+  CHECK(window_fault({{64, ""}, {64, ""}, {32, ""}}) ==
+        "rank 0 registers 64 bytes, rank 2 32");
 }
 
 TEST_CASE("the first cause of a failure is kept") {

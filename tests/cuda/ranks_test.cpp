@@ -1,61 +1,18 @@
 // The NCCL communicator and grad_sync on it; run by scripts/gpu_ranks.sh with 1, 2 and 4 ranks.
 // SPDX-License-Identifier: Apache-2.0
-#include "support/mpi_require.hpp"
+#include "cuda/ranks.hpp"
 
-#include "cuda/support.hpp"
-
-#include <polyrank/cuda/communicator.hpp>
-#include <polyrank/data_parallel/grad_sync.hpp>
-#include <polyrank/launch/world.hpp>
-
-#include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <memory>
-#include <memory_resource>
-#include <string>
 #include <thread>
-#include <vector>
 
 using namespace polyrank;
+using namespace polyrank::test;
 using namespace std::chrono_literals;
 using cuda::stream;
 using device = cuda::backend;
 using launch::world;
-using test::down;
 
 namespace {
-
-// NCCL's kernels read whole 4-byte words, also of a single 16-bit element (seen by memcheck in
-// 2.28.9), so what they get is a little longer than its contents.
-class roomy_memory final : public std::pmr::memory_resource {
-  void* do_allocate(std::size_t n, std::size_t alignment) override {
-    return cuda::device_memory().allocate(n + 16, alignment);
-  }
-  void do_deallocate(void* p, std::size_t n, std::size_t alignment) override {
-    cuda::device_memory().deallocate(p, n + 16, alignment);
-  }
-  [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override {
-    return dynamic_cast<const roomy_memory*>(&other) != nullptr;
-  }
-} roomy;
-
-template <class T>
-buffer<T> up(const std::vector<T>& from) {
-  return test::up(from, roomy);
-}
-
-// Meeting takes a second, so the test cases share one world; what they leave must be in order.
-struct job {
-  world w = world::adopt(MPI_COMM_WORLD);
-  cuda::communicator comm = cuda::join(w);
-};
-std::unique_ptr<job> shared;
-
-cuda::communicator& shared_comm() {
-  if (shared == nullptr) shared = std::make_unique<job>();
-  return shared->comm;
-}
 
 template <class T>
 std::vector<T> values(int rank, std::size_t count) {
@@ -66,17 +23,9 @@ std::vector<T> values(int rank, std::size_t count) {
 }
 
 template <class T>
-std::size_t differences(const buffer<T>& got, const std::vector<T>& expected) {
-  const auto host = down(got);
-  std::size_t bad = host.size() == expected.size() ? 0 : 1;
-  for (std::size_t i = 0; i < expected.size(); ++i) bad += !(host[i] == expected[i]);
-  return bad;
-}
-
-template <class T>
 std::size_t check_all_reduce(cuda::communicator& comm, stream& s, std::size_t count, reduce_op op,
                              bool in_place) {
-  auto in = up(values<T>(comm.rank(), count)), out = up(std::vector<T>(count));
+  auto in = roomy_up(values<T>(comm.rank(), count)), out = roomy_up(std::vector<T>(count));
   auto& to = in_place ? in : out;
   comm.all_reduce<T>(in.span(), to.span(), op, on(s));
   s.synchronize();
@@ -102,7 +51,7 @@ std::size_t check_everything(cuda::communicator& comm, stream& s, std::size_t co
   bad += check_all_reduce<std::int64_t>(comm, s, count, reduce_op::min, false);
   bad += check_all_reduce<double>(comm, s, count, reduce_op::sum, true);
   { // reduce_scatter and all_gather, in place
-    auto all = up(values<float>(comm.rank(), count * n));
+    auto all = roomy_up(values<float>(comm.rank(), count * n));
     const auto mine = all.span().subspan(me * count, count);
     comm.reduce_scatter<float>(all.span(), mine, reduce_op::sum, on(s));
     comm.all_gather<float>(mine, all.span(), on(s));
@@ -121,20 +70,20 @@ std::size_t check_everything(cuda::communicator& comm, stream& s, std::size_t co
     for (std::size_t r = 0; r < n; ++r)
       for (std::size_t i = 0; i < count; ++i)
         expected[r * count + i] = static_cast<std::int32_t>(r * 1000000 + me * count + i);
-    const auto in = up(give);
-    auto out = up(std::vector<std::int32_t>(count * n));
+    const auto in = roomy_up(give);
+    auto out = roomy_up(std::vector<std::int32_t>(count * n));
     comm.all_to_all<std::int32_t>(in.span(), out.span(), on(s));
     s.synchronize();
     bad += differences(out, expected);
   }
   for (int root = 0; root < comm.size(); ++root) {
-    auto data = up(values<bf16>(comm.rank(), count));
+    auto data = roomy_up(values<bf16>(comm.rank(), count));
     comm.broadcast(data.span(), root, on(s));
     s.synchronize();
     bad += differences(data, values<bf16>(root, count));
   }
   { // everybody sends to everybody, itself included
-    auto out = up(values<float>(comm.rank(), count * n)), in = up(std::vector<float>(count * n));
+    auto out = roomy_up(values<float>(comm.rank(), count * n)), in = roomy_up(std::vector<float>(count * n));
     std::vector<transfer<float>> batch;
     for (std::size_t r = 0; r < n; ++r) {
       batch.push_back(send_to(static_cast<int>(r), out.span().subspan(r * count, count)));
@@ -166,7 +115,7 @@ TEST_CASE("operations run in host order, whatever stream each names") {
   auto& comm = shared_comm();
   stream a = comm.make_stream(), b = comm.make_stream();
   const float n = static_cast<float>(comm.size());
-  auto x = up(std::vector<float>(1000, 1.0f));
+  auto x = roomy_up(std::vector<float>(1000, 1.0f));
   test::delay(a, 20ms); // the first operation is late; the second must still come after it
   comm.all_reduce<float>(x.span(), x.span(), reduce_op::sum, on(a));
   comm.all_reduce<float>(x.span(), x.span(), reduce_op::sum, on(b));
@@ -177,7 +126,7 @@ TEST_CASE("operations run in host order, whatever stream each names") {
 TEST_CASE("a group is one launch of several operations") {
   auto& comm = shared_comm();
   stream s = comm.make_stream();
-  auto x = up(values<float>(comm.rank(), 500)), y = up(values<float>(comm.rank(), 77));
+  auto x = roomy_up(values<float>(comm.rank(), 500)), y = roomy_up(values<float>(comm.rank(), 77));
   comm.group(s, [&] {
     comm.broadcast(x.span(), 0, on(s));
     comm.broadcast(y.span(), comm.size() - 1, on(s));
@@ -218,7 +167,7 @@ TEST_CASE("the caller's device and the flight recorder see every operation") {
   auto& recorder = shared->w.recorder();
   const auto before = recorder.size();
   stream s = comm.make_stream();
-  auto x = up(std::vector<float>(10, 1.0f));
+  auto x = roomy_up(std::vector<float>(10, 1.0f));
   comm.all_reduce<float>(x.span(), x.span(), reduce_op::sum, on(s, "bucket 3"));
   s.synchronize();
   std::this_thread::sleep_for(50ms); // the watcher stamps
@@ -229,89 +178,6 @@ TEST_CASE("the caller's device and the flight recorder see every operation") {
   MPI_REQUIRE(MPI_COMM_WORLD, std::string(r.what.site.file) == "ranks_test.cpp");
   MPI_REQUIRE(MPI_COMM_WORLD, r.done_ns != 0);
 }
-
-namespace {
-
-const std::vector<std::size_t> odd_counts{0, 1, 2, 3, 0, 63, 64, 65, 997, 1, 4099, 0, 30011};
-
-enum class memory { ours, users };
-
-/// Parameters on the device, and the gradients of a global block as upload-ready vectors.
-struct model {
-  explicit model(memory whose, int rank) {
-    for (std::size_t i = 0; i < odd_counts.size(); ++i) {
-      const std::size_t n = odd_counts[i];
-      values.push_back(up(std::vector<float>(n, static_cast<float>(rank))));
-      if (whose == memory::users) gradients.push_back(test::empty<float>(n));
-      parameters.push_back({polyrank::detail::cat("p", i), n, values[i].data(),
-                            whose == memory::users ? gradients[i].data() : nullptr});
-    }
-  }
-  std::vector<buffer<float>> values, gradients;
-  std::vector<parameter<float>> parameters;
-};
-
-float integer_gradient(std::size_t i, std::size_t k, std::size_t block) {
-  return static_cast<float>(mix(i * 1000003 + k * 101 + block) % 64) - 20.0f;
-}
-float rough_gradient(std::size_t i, std::size_t k, std::size_t block) {
-  return std::ldexp(static_cast<float>(mix(i * 1000003 + k * 101 + block) % 1000003),
-                    static_cast<int>(block % 13) - 26);
-}
-
-/// One step; gradients come from two streams in turn, each `late` by some time. Returns all
-/// gradients in order.
-template <class Sync, class Write>
-std::vector<float> step(Sync& sync, cuda::communicator& comm, std::size_t micros, bool overwrite,
-                        Write write, std::chrono::microseconds late = {}) {
-  stream s[2] = {comm.make_stream(), comm.make_stream()};
-  std::vector<buffer<float>> alive;
-  const auto& parameters = sync.parameters();
-  for (std::size_t m = 0; m < micros; ++m) {
-    const std::size_t block = static_cast<std::size_t>(comm.rank()) * micros + m;
-    std::vector<buffer<float>> fresh; // uploaded before, so that only the delay is in the way
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      std::vector<float> g(parameters[i].count);
-      for (std::size_t k = 0; k < g.size(); ++k) g[k] = write(i, k, block);
-      fresh.push_back(up(g));
-    }
-    sync.begin(m, micros);
-    for (std::size_t i = parameters.size(); i-- > 0;) {
-      if (parameters[i].count == 0) continue;
-      stream& on_this = s[i % 2];
-      if (late.count() > 0) test::delay(on_this, late);
-      const std::span<float> g(sync.grad(i), parameters[i].count);
-      if (overwrite || m == 0)
-        device::copy<float>(fresh[i].span(), g, on_this);
-      else
-        device::add<float>(fresh[i].span(), g, g, on_this);
-      sync.ready(i, on_this);
-    }
-    sync.finish(s[0]);
-    for (auto& b : fresh) alive.push_back(std::move(b));
-  }
-  s[0].synchronize();
-  std::vector<float> all;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const auto g = down(std::span<const float>(sync.grad(i), parameters[i].count));
-    all.insert(all.end(), g.begin(), g.end());
-  }
-  return all;
-}
-
-template <class Write>
-std::size_t wrong(const std::vector<float>& got, std::size_t blocks, Write write) {
-  std::size_t bad = 0, at = 0;
-  for (std::size_t i = 0; i < odd_counts.size(); ++i)
-    for (std::size_t k = 0; k < odd_counts[i]; ++k) {
-      float sum = 0;
-      for (std::size_t b = 0; b < blocks; ++b) sum += write(i, k, b);
-      bad += got[at++] != sum;
-    }
-  return bad;
-}
-
-} // namespace
 
 TEST_CASE("integer gradients are exact, with and without accumulation, in anybody's memory") {
   auto& comm = shared_comm();
@@ -344,10 +210,6 @@ struct late : Policy {
     Policy::issue(comm, data, scratch, where);
   }
 };
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 } // namespace
 
@@ -541,7 +403,7 @@ TEST_CASE("when one rank aborts, the others' waiting ends with its cause") {
     return;
   }
   stream s = comm.make_stream();
-  auto x = up(std::vector<float>(1000, 1.0f));
+  auto x = roomy_up(std::vector<float>(1000, 1.0f));
   const auto start = std::chrono::steady_clock::now();
   std::string cause;
   if (comm.rank() == 0) {

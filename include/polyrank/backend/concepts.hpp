@@ -11,7 +11,7 @@
 // - Spans must stay valid until the operation has run.
 //
 // Each algorithm requires only the parts it uses: communicator, collectives<T>, point_to_point<T>,
-// splittable, abortable.
+// splittable, windowed, abortable.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -27,6 +27,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace polyrank {
@@ -120,6 +121,16 @@ concept point_to_point = communicator<C> && requires(C& c, std::span<const trans
 template <class C>
 concept splittable = communicator<C> && requires(C& c, int colour, int key) {
   { c.split(colour, key) } -> std::same_as<C>;
+};
+
+/// Memory that the transport reaches directly once all ranks have registered it. The window is empty
+/// where one rank has a refusal; it goes before the memory.
+template <class C>
+concept windowed = communicator<C> && requires(C& c, void* memory, std::size_t bytes,
+                                               std::string refusal) {
+  { c.window_memory() } -> std::same_as<std::pmr::memory_resource&>;
+  { c.register_window(memory, bytes, refusal) } -> std::same_as<typename C::window>;
+  { std::declval<typename C::window>().registered() } -> std::same_as<bool>;
 };
 
 /// One rank can end the waiting of all: their operations fail with aborted_error{cause}.

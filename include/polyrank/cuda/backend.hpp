@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory_resource>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
@@ -94,6 +95,11 @@ struct backend {
   /// Makes the device of `s` current on this thread, for good. A new thread begins with device 0,
   /// and its first call would make a context there.
   static void enter(const stream& s) { check(cudaSetDevice(s.device()), "cudaSetDevice"); }
+
+  /// Why `s` cannot be used beside `other`, or empty.
+  [[nodiscard]] static std::string stream_fault(const stream& s, const stream& other) {
+    return cuda::stream_fault(s.device(), other.device());
+  }
 
   /// Throws usage_error, starting with `what`, unless `pointer` is memory of the current device.
   static void check_pointer(const void* pointer, std::string_view what) {

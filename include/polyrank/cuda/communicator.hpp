@@ -9,6 +9,9 @@
 // ncclComm_t and never destroys it. Beside another communicator on the same GPU, issue the
 // operations of both in one order on all ranks (NCCL's rule for any two communicators).
 //
+// Inside a CUDA graph (graph.hpp) every operation can be captured. Within one graph, and outside of
+// graphs, operations run in host order; between a graph and what is outside, order is the streams'.
+//
 // Failing together. When NCCL fails or another rank has sent a cause, NCCL's kernels and calls are
 // made to return (session.hpp), and every later call, and synchronize() of every stream that was
 // used here, throws aborted_error{cause}.
@@ -21,13 +24,16 @@
 #include <polyrank/cuda/select.hpp>
 #include <polyrank/cuda/session.hpp>
 #include <polyrank/cuda/timeline.hpp>
+#include <polyrank/cuda/window.hpp>
 #include <polyrank/hang/flight_recorder.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory_resource>
 #include <numeric>
 #include <string>
 #include <string_view>
@@ -55,7 +61,10 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
   communicator(Host host, int device, hang::flight_recorder* recorder = nullptr, options o = {})
       : communicator(cuda::control(std::move(host)), device, recorder, o) {}
 
-  communicator(cuda::control line, int device, hang::flight_recorder* recorder, options o = {})
+  /// The same with a control channel of any kind, also one without MPI: cuda::control(tcp_store).
+  /// @collective
+  communicator(cuda::control line, int device, hang::flight_recorder* recorder = nullptr,
+               options o = {})
       : communicator(line, device, recorder, o, prepare(line)) {}
 
   /// A view of the caller's communicator, which has the ranks of `host`. The caller destroys it,
@@ -119,6 +128,30 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
             options_,
             id,
             std::move(members)};
+  }
+
+  using window = cuda::window;
+  /// Where memory for windows comes from.
+  [[nodiscard]] static std::pmr::memory_resource& window_memory() noexcept {
+    return cuda::window_memory();
+  }
+  /// Registers `bytes` at `memory` with NCCL on all ranks, or on none: where one rank refuses, the
+  /// window is empty everywhere. `refusal` (not empty: this rank will not) and any reason that not
+  /// all ranks have in common appear once in warnings(). Throws aborted_error, timeout_error.
+  /// @collective
+  [[nodiscard]] window register_window(void* memory, std::size_t bytes, std::string refusal = {}) {
+    check();
+    if (size() == 1) return {};
+    scoped_device here(device_);
+    if (refusal.empty() && loaded_nccl() < NCCL_VERSION(2, 27, 0))
+      refusal = "NCCL is older than 2.27";
+    window w;
+    if (agree_on_window({bytes, std::move(refusal)}) && bytes > 0) {
+      std::string why;
+      w = window::open(session_, memory, bytes, options_.init_deadline, why);
+      if (!agree_on_window({bytes, why})) w = {};
+    }
+    return w;
   }
 
   /// Issues the operations that `body` makes, all on stream `s`, as one launch.
@@ -229,33 +262,34 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
     return id;
   }
 
+  /// True where all ranks can; else notes the reason, unless all have the same. @collective
+  [[nodiscard]] bool agree_on_window(const window_offer& mine) {
+    std::vector<window_offer> all;
+    for (const std::string& word :
+         line_.all_gather(polyrank::detail::cat(mine.bytes, ' ', mine.refusal)))
+      all.push_back({std::strtoull(word.c_str(), nullptr, 10), word.substr(word.find(' ') + 1)});
+    const std::string fault = window_fault(all);
+    if (fault.empty()) return true;
+    const bool unanimous = std::all_of(all.begin(), all.end(), [&](const window_offer& o) {
+      return o.refusal == all[0].refusal && !o.refusal.empty();
+    });
+    const std::string text = "no NCCL windows: " + fault;
+    if (!unanimous && std::find(warnings_.begin(), warnings_.end(), text) == warnings_.end())
+      warnings_.push_back(text);
+    return false;
+  }
+
   /// One communicator, one order: an operation on another stream starts after its predecessor.
   void follow_order(stream& s) {
-    expects(s.device() == device_, "the stream belongs to GPU ", s.device(),
-            ", the communicator to GPU ", device_);
+    expects(s.device() == device_, stream_fault(s.device(), device_));
     // Work that is captured and work that is not cannot wait for each other.
-    if (last_stream_ != s.native() && last_capture_ == capture_of(s)) s.wait(last_);
+    if (last_stream_ != s.native() && last_graph_ == s.captured()) s.wait(last_);
     s.follow(session_.why());
   }
   void note(stream& s) {
     last_.record(s);
     last_stream_ = s.native();
-    last_capture_ = capture_of(s);
-  }
-  /// The capture that `s` is in; 0: none.
-  static unsigned long long capture_of(const stream& s) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    cuda::check(cudaStreamIsCapturing(s.native(), &status), "cudaStreamIsCapturing");
-    if (status == cudaStreamCaptureStatusNone) return 0;
-    unsigned long long id = 0;
-#if CUDART_VERSION >= 13000
-    cuda::check(
-        cudaStreamGetCaptureInfo(s.native(), &status, &id, nullptr, nullptr, nullptr, nullptr),
-        "cudaStreamGetCaptureInfo");
-#else
-    cuda::check(cudaStreamGetCaptureInfo_v2(s.native(), &status, &id), "cudaStreamGetCaptureInfo");
-#endif
-    return id;
+    last_graph_ = s.captured();
   }
 
   void issue(polyrank::detail::call c, on<stream> where) {
@@ -269,7 +303,7 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
       expects(grouped_ == &where.stream, "group: all operations of a group go to one stream");
     session_.enter(history_, c.what, where.stream);
     {
-      const timeline::scope span(trace_, where.stream,
+      const timeline::scope span(where.stream.captured() == 0 ? trace_ : nullptr, where.stream,
                                  where.tag.empty() ? name_of(c.what.kind) : where.tag,
                                  span_kind::communication);
       perform(c, where.stream);
@@ -376,9 +410,9 @@ class communicator : public polyrank::detail::typed_calls<communicator, stream> 
   std::vector<int> members_; // numbers in the communicator that no split has made
   hang::comm_history history_;
   std::vector<std::string> warnings_;
-  event last_; // behind the last operation, which was on `last_stream_`, in capture `last_capture_`
+  event last_; // behind the last operation, which was on `last_stream_`, captured by `last_graph_`
   cudaStream_t last_stream_ = nullptr;
-  unsigned long long last_capture_ = 0;
+  unsigned long long last_graph_ = 0;
   stream* grouped_ = nullptr;
   timeline* trace_ = nullptr;
 };

@@ -1,8 +1,8 @@
 // The control channel of a CUDA communicator with its type erased: start-up agreement, split, and
 // the wire on which ranks tell each other that one of them has failed.
 //
-// Any communicator of the host side will do (over MPI: launch::world::communicator()). Device
-// memory never travels on it.
+// Any communicator of the host side will do (over MPI: launch::world::communicator()), or a store
+// where the processes have no MPI. Device memory never travels on it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -27,6 +27,12 @@ class control {
   template <class Host>
     requires splittable<Host> && abortable<Host>
   explicit control(Host host) : line_(std::make_shared<model<Host>>(std::move(host))) {}
+
+  /// Takes over a channel of processes without MPI: launch::tcp_store, launch::file_store. It cannot
+  /// be split, and a rank's cause does not travel on it: the others learn from NCCL that it is gone.
+  template <class Store>
+    requires(control_channel<Store> && !communicator<Store>)
+  explicit control(Store store) : line_(std::make_shared<store_model<Store>>(std::move(store))) {}
 
   [[nodiscard]] int rank() const { return line_->rank(); }
   [[nodiscard]] int size() const { return line_->size(); }
@@ -89,6 +95,26 @@ class control {
     void check() override { host.check(); }
 
     Host host;
+  };
+
+  template <class Store>
+  struct store_model final : line {
+    explicit store_model(Store s) : store(std::move(s)) {}
+    int rank() override { return store.rank(); }
+    int size() override { return store.size(); }
+    std::vector<std::string> all_gather(std::string_view bytes) override {
+      return store.all_gather(bytes);
+    }
+    std::int64_t all_reduce_max(std::int64_t value) override { return store.all_reduce_max(value); }
+    void barrier(std::chrono::milliseconds d) override { store.barrier(d); }
+    std::shared_ptr<line> split(int, int) override {
+      throw on_every_rank(usage_error("split: ranks that met over a store have no control channel "
+                                      "for parts; give each part a store of its own"));
+    }
+    void abort(std::string_view) noexcept override {}
+    void check() override {}
+
+    Store store;
   };
 
   explicit control(std::shared_ptr<line> l) : line_(std::move(l)) {}

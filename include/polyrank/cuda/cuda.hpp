@@ -6,6 +6,7 @@
 #include <polyrank/cuda/backend.hpp>
 #include <polyrank/cuda/blas.hpp>
 #include <polyrank/cuda/communicator.hpp>
+#include <polyrank/cuda/graph.hpp>
 #include <polyrank/cuda/norm.hpp>
 #include <polyrank/cuda/nvtx.hpp>
 #include <polyrank/cuda/optimizer.hpp>

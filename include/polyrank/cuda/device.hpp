@@ -22,19 +22,31 @@ namespace polyrank::cuda {
   return 0;
 }
 
+/// "12.8" of 12080.
+[[nodiscard]] inline std::string cuda_version_text(int code) {
+  return polyrank::detail::cat(code / 1000, '.', code % 1000 / 10);
+}
+
+/// What is wrong with a driver that supports CUDA `driver` (0: there is none) for a program built
+/// with CUDA `runtime`, or empty: pure. Minor versions of one major version fit each other.
+[[nodiscard]] inline std::string driver_fault(int driver, int runtime) {
+  if (driver == 0) return "there is no NVIDIA driver (libcuda.so.1 was not found)";
+  if (driver / 1000 >= runtime / 1000) return {};
+  return polyrank::detail::cat("the driver is too old: it supports CUDA ", cuda_version_text(driver),
+                               ", this program was built with ", cuda_version_text(runtime),
+                               "; update the driver, or build with CUDA ", driver / 1000,
+                               " (nvidia-smi shows the driver's version)");
+}
+
 /// Why CUDA cannot be used here, or empty. Never throws.
 [[nodiscard]] inline std::string unusable() {
   int driver = 0, count = 0;
-  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+  if (cudaDriverGetVersion(&driver) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
-    return "there is no NVIDIA driver (libcuda.so.1 was not found)";
+    driver = 0;
   }
+  if (const std::string fault = driver_fault(driver, CUDART_VERSION); !fault.empty()) return fault;
   const cudaError_t code = cudaGetDeviceCount(&count);
-  if (code == cudaErrorInsufficientDriver)
-    return polyrank::detail::cat("the driver supports CUDA ", driver / 1000, '.',
-                                 driver % 1000 / 10, ", this program was built with ",
-                                 CUDART_VERSION / 1000, '.', CUDART_VERSION % 1000 / 10,
-                                 ": update the driver");
   if (code != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     return polyrank::detail::cat("cudaGetDeviceCount: ", cudaGetErrorString(code), advice(code));

@@ -80,6 +80,15 @@ __device__ __forceinline__ T plus(T a, T b) {
     return static_cast<T>(a + b);
 }
 
+/// True where a kernel may be launched before its predecessor has ended (compute capability 9.0).
+[[nodiscard]] inline bool knows_early_launch() {
+  int device = 0, major = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+        "cudaDeviceGetAttribute");
+  return major >= 9;
+}
+
 /// Blocks for n elements, `per_block` each.
 [[nodiscard]] inline unsigned blocks_for(std::size_t n, std::size_t per_block) {
   const std::size_t blocks = (n + per_block - 1) / per_block;

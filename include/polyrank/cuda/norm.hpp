@@ -5,9 +5,10 @@
 //     update.step(hyper, norm.control(), stream);                // clipped, or skipped
 //
 // The sum has a fixed shape. The tensors, laid end to end, are cut into blocks of 4096 elements;
-// each block is summed in one order (fp32 within a warp, fp64 between warps), and the blocks are
-// folded, 64 at a time, by a tree. So the bits depend on the data and their logical places, not on
-// the split into tensors, the grid, or the GPU. Not finite (overflow, NaN) means: skip the step.
+// each block is summed in one order (fp32 within a warp, fp64 between warps), and so are the sums of
+// pairs of blocks (fp64, norm.cuh). So the bits depend on the data and their logical places, not on
+// the split into tensors, their alignment, the grid, or the GPU. Not finite (overflow, NaN) means:
+// skip the step.
 //
 // Needs POLYRANK_INSTANTIATE_CUDA_NORM(float) in one .cu file, or nvcc and cuda.cuh.
 // SPDX-License-Identifier: Apache-2.0
@@ -15,6 +16,7 @@
 
 #include <polyrank/backend/buffer.hpp>
 #include <polyrank/core/dtype.hpp>
+#include <polyrank/core/partition.hpp>
 #include <polyrank/cuda/optimizer.hpp>
 
 #include <cstddef>
@@ -41,7 +43,7 @@ struct norm_options {
 namespace detail {
 
 inline constexpr std::size_t norm_block = 4096; ///< elements
-inline constexpr std::size_t norm_fan = 64;     ///< sums that one fold takes
+inline constexpr std::size_t norm_pair = 2;     ///< blocks whose sums are added at once
 
 template <class T>
 struct norm_part {
@@ -49,25 +51,18 @@ struct norm_part {
   std::size_t begin = 0; ///< logical place of data[0]
 };
 
-/// The levels of the tree: `sums` holds blocks, then folds of 64 of them, and so on to one.
-struct norm_tree {
-  double* sums = nullptr;
-  std::uint32_t* arrived = nullptr; ///< a counter; zero between runs
-  std::size_t blocks = 0;
-};
-
 /// Where the elements are; all of it is device memory.
 template <class T>
 struct norm_source {
-  const T* const* whole = nullptr;      ///< of block b: its data, or null where it spans tensors,
-                                        ///< is cut off, or is not aligned
+  const T* const* whole = nullptr;      ///< of block b: its data, or null where it spans tensors or
+                                        ///< is cut off
   const norm_part<T>* parts = nullptr;  ///< closed by an entry at the total count
   const std::uint32_t* first = nullptr; ///< of block b: the part where it begins
 };
 
 template <class T>
-void launch_norm(norm_source<T> from, norm_tree tree, norm_options o, norm_result* result,
-                 cudaStream_t s);
+void launch_norm(norm_source<T> from, std::size_t blocks, double* sums, norm_options o,
+                 norm_result* result, cudaStream_t s);
 
 } // namespace detail
 
@@ -85,39 +80,29 @@ class grad_norm {
       total += t.size();
     }
     parts.push_back({nullptr, total});
-    tree_.blocks = (total + detail::norm_block - 1) / detail::norm_block;
-    std::vector<std::uint32_t> first(tree_.blocks);
-    std::vector<const T*> whole(tree_.blocks);
-    for (std::size_t b = 0, part = 0; b < tree_.blocks; ++b) {
+    blocks_ = ceil_div(total, detail::norm_block);
+    std::vector<std::uint32_t> first(blocks_);
+    std::vector<const T*> whole(blocks_);
+    for (std::size_t b = 0, part = 0; b < blocks_; ++b) {
       const std::size_t begin = b * detail::norm_block;
       while (parts[part + 1].begin <= begin) ++part;
       first[b] = static_cast<std::uint32_t>(part);
-      const T* data = parts[part].data + (begin - parts[part].begin);
-      if (begin + detail::norm_block <= parts[part + 1].begin &&
-          reinterpret_cast<std::uintptr_t>(data) % (4 * sizeof(T)) == 0)
-        whole[b] = data;
+      if (begin + detail::norm_block <= parts[part + 1].begin)
+        whole[b] = parts[part].data + (begin - parts[part].begin);
     }
-    std::size_t sums = tree_.blocks, level = tree_.blocks;
-    do {
-      level = (level + detail::norm_fan - 1) / detail::norm_fan;
-      sums += level;
-    } while (level > 1);
     std::pmr::memory_resource& from = memory != nullptr ? *memory : device_memory();
     parts_ = upload(parts, from);
     first_ = upload(first, from);
     whole_ = upload(whole, from);
-    sums_ = buffer<double>(sums, from);
-    arrived_ = upload(std::vector<std::uint32_t>(1), from);
+    sums_ = buffer<double>(ceil_div(blocks_, detail::norm_pair), from);
     result_ = upload(std::vector<norm_result>(1), from);
-    tree_.sums = sums_.data();
-    tree_.arrived = arrived_.data();
   }
 
   /// Enqueues the norm. Does not wait.
   void run(const norm_options& o, stream& s) const {
     scoped_device here(s.device());
-    detail::launch_norm<T>({whole_.data(), parts_.data(), first_.data()}, tree_, o, result_.data(),
-                           s.native());
+    detail::launch_norm<T>({whole_.data(), parts_.data(), first_.data()}, blocks_, sums_.data(), o,
+                           result_.data(), s.native());
   }
 
   /// For the optimizer: the factor and the verdict of the last run, on the device.
@@ -144,10 +129,10 @@ class grad_norm {
     return to;
   }
 
-  detail::norm_tree tree_;
+  std::size_t blocks_ = 0;
   buffer<detail::norm_part<T>> parts_;
   buffer<const T*> whole_;
-  buffer<std::uint32_t> first_, arrived_;
+  buffer<std::uint32_t> first_;
   buffer<double> sums_;
   buffer<norm_result> result_;
 };

@@ -48,8 +48,10 @@ __device__ __forceinline__ void update_one(const update_range<Work, O::state_cou
 template <class O, class Work>
 POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
     update(update_range<Work, O::state_count> r, const update_range<Work, O::state_count>* ranges,
-           const chunk* map, typename O::hyper hyper, step_control control) {
+           const chunk* map, typename O::hyper hyper, const typename O::hyper* device_hyper,
+           step_control control) {
   constexpr unsigned states = O::state_count, width = 4;
+  if (device_hyper != nullptr) hyper = *device_hyper;
   std::size_t index = blockIdx.x;
   if (map != nullptr) {
     const chunk c = map[blockIdx.x];
@@ -99,11 +101,12 @@ POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
 template <class O, class Work>
 void launch_update(const update_range<Work, O::state_count>& lone,
                    const update_range<Work, O::state_count>* ranges, const chunk* map,
-                   std::size_t chunks, const typename O::hyper& hyper, const step_control& control,
+                   std::size_t chunks, const typename O::hyper& hyper,
+                   const typename O::hyper* device_hyper, const step_control& control,
                    cudaStream_t s) {
   static_assert(chunk_elements == threads_per_block * 4);
-  update<O, Work>
-      <<<blocks_for(chunks, 1), threads_per_block, 0, s>>>(lone, ranges, map, hyper, control);
+  update<O, Work><<<blocks_for(chunks, 1), threads_per_block, 0, s>>>(lone, ranges, map, hyper,
+                                                                      device_hyper, control);
   check(cudaGetLastError(), "kernel launch");
 }
 
@@ -114,5 +117,5 @@ void launch_update(const update_range<Work, O::state_count>& lone,
   template void polyrank::cuda::detail::launch_update<O, Work>(                                    \
       const polyrank::cuda::update_range<Work, O::state_count>&,                                   \
       const polyrank::cuda::update_range<Work, O::state_count>*,                                   \
-      const polyrank::cuda::detail::chunk*, std::size_t, const O::hyper&,                          \
+      const polyrank::cuda::detail::chunk*, std::size_t, const O::hyper&, const O::hyper*,         \
       const polyrank::cuda::step_control&, cudaStream_t)

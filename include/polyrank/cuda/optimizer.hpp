@@ -65,10 +65,12 @@ POLYRANK_HD inline std::size_t lead_of(const float* p) {
 }
 
 /// `ranges` and `map` are device memory; a lone range is passed by value with `map` null.
+/// `device_hyper` (device memory) replaces `hyper` where it is not null.
 template <class O, class Work>
 void launch_update(const update_range<Work, O::state_count>& lone,
                    const update_range<Work, O::state_count>* ranges, const chunk* map,
-                   std::size_t chunks, const typename O::hyper& hyper, const step_control& control,
+                   std::size_t chunks, const typename O::hyper& hyper,
+                   const typename O::hyper* device_hyper, const step_control& control,
                    cudaStream_t s);
 
 } // namespace detail
@@ -78,6 +80,7 @@ template <class O, element Work = float>
 class optimizer {
  public:
   using range = update_range<Work, O::state_count>;
+  using hyper = typename O::hyper;
 
   /// Writes the list of tensors to the current device (from `memory`, if given); waits for that.
   explicit optimizer(std::vector<range> ranges, std::pmr::memory_resource* memory = nullptr) {
@@ -96,26 +99,43 @@ class optimizer {
       for (std::size_t c = 0; c < chunks && ranges.size() > 1; ++c)
         map.push_back({static_cast<std::uint32_t>(r), static_cast<std::uint32_t>(c)});
     }
+    if (memory != nullptr) memory_ = memory;
     if (used < 2) return;
-    std::pmr::memory_resource& from = memory != nullptr ? *memory : device_memory();
-    ranges_ = upload(ranges, from);
-    map_ = upload(map, from);
+    ranges_ = upload(ranges, *memory_);
+    map_ = upload(map, *memory_);
   }
 
   /// Updates every tensor. Does not wait.
-  void step(const typename O::hyper& hyper, const step_control& control, stream& s) const {
-    if (chunks_ == 0) return;
-    scoped_device here(s.device());
-    detail::launch_update<O, Work>(lone_, ranges_.data(), map_.data(), chunks_, hyper, control,
-                                   s.native());
+  void step(const hyper& now, const step_control& control, stream& s) const {
+    launch(now, nullptr, control, s);
+  }
+
+  /// For a step that is captured in a graph: step() without values in the body, set() before each
+  /// launch and before the capture (the first one allocates).
+  void set(const hyper& next, stream& s) {
+    if (hyper_.data() == nullptr) hyper_ = buffer<hyper>(1, *memory_);
+    check(cudaMemcpyAsync(hyper_.data(), &next, sizeof next, cudaMemcpyHostToDevice, s.native()),
+          "cudaMemcpyAsync"); // pageable memory: read before the call returns
+  }
+  void step(const step_control& control, stream& s) const {
+    expects(hyper_.data() != nullptr, "optimizer: call set() before the step that is captured");
+    launch({}, hyper_.data(), control, s);
   }
 
   /// Bytes of device memory for the list.
   [[nodiscard]] std::size_t bytes() const noexcept {
-    return ranges_.size_bytes() + map_.size_bytes();
+    return ranges_.size_bytes() + map_.size_bytes() + hyper_.size_bytes();
   }
 
  private:
+  void launch(const hyper& by_value, const hyper* on_device, const step_control& control,
+              stream& s) const {
+    if (chunks_ == 0) return;
+    scoped_device here(s.device());
+    detail::launch_update<O, Work>(lone_, ranges_.data(), map_.data(), chunks_, by_value, on_device,
+                                   control, s.native());
+  }
+
   template <class T>
   static buffer<T> upload(const std::vector<T>& from, std::pmr::memory_resource& memory) {
     buffer<T> to(from.size(), memory);
@@ -124,10 +144,12 @@ class optimizer {
     return to;
   }
 
+  std::pmr::memory_resource* memory_ = &device_memory();
   range lone_{};
   std::size_t chunks_ = 0;
   buffer<range> ranges_;
   buffer<detail::chunk> map_;
+  buffer<hyper> hyper_;
 };
 
 } // namespace polyrank::cuda

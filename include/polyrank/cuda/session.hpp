@@ -111,6 +111,8 @@ class session {
   }
 
  private:
+  friend class window;
+
   struct shared {
     shared(cuda::control l, hang::flight_recorder* recorder)
         : line(std::move(l)), stamps(recorder, driver::of_runtime()) {}
@@ -135,23 +137,29 @@ class session {
   }
 
   /// A call that may wait for peers, on a thread of its own.
+  template <class Made>
   struct errand {
     std::mutex mutex;
     std::condition_variable bell;
     bool done = false, given_up = false;
     ncclResult_t code = ncclSuccess;
-    ncclComm_t made = nullptr;
+    Made made = nullptr;
     std::string last_words;
+
+    [[nodiscard]] std::string reason() const {
+      return polyrank::detail::cat(ncclGetErrorString(code), ": ", last_words);
+    }
   };
 
-  /// Runs `f(&made)` within `deadline`; throws what went wrong on this rank, after telling the
-  /// others.
-  template <class F>
-  void meet(const char* call, std::chrono::milliseconds deadline, F f) {
-    auto e = std::make_shared<errand>();
-    std::thread([e, f, device = current_device()]() mutable {
+  /// Runs `f(&made)` within `deadline`. Throws aborted_error, timeout_error; what is made later than
+  /// that is given to `drop`.
+  template <class Made, class F, class Drop>
+  std::shared_ptr<errand<Made>> send(const char* call, std::chrono::milliseconds deadline, F f,
+                                     Drop drop) {
+    auto e = std::make_shared<errand<Made>>();
+    std::thread([e, f, drop, device = current_device()]() mutable {
       static_cast<void>(cudaSetDevice(device));
-      ncclComm_t made = nullptr;
+      Made made = nullptr;
       const ncclResult_t code = f(&made);
       const std::scoped_lock lock(e->mutex);
       e->code = code;
@@ -159,32 +167,48 @@ class session {
       if (const char* last = ncclGetLastError(nullptr); code != ncclSuccess && last != nullptr)
         e->last_words = last;
       e->done = true;
-      if (e->given_up && made != nullptr) static_cast<void>(ncclCommAbort(made));
+      if (e->given_up && made != nullptr) drop(made);
       e->bell.notify_all();
     }).detach();
     const auto until = std::chrono::steady_clock::now() + deadline;
+    std::unique_lock lock(e->mutex);
+    while (!e->bell.wait_for(lock, std::chrono::milliseconds(5), [&] { return e->done; })) {
+      const std::string cause = state_->line.heard();
+      e->given_up = !cause.empty() || std::chrono::steady_clock::now() > until;
+      if (!cause.empty()) throw aborted_error(cause);
+      if (e->given_up)
+        throw timeout_error(polyrank::detail::cat(
+            call, ": not all of ", state_->line.size(), " ranks met within ", deadline.count(),
+            " ms; a rank is missing, or NCCL's network is blocked (see NCCL_SOCKET_IFNAME; "
+            "NCCL_DEBUG=INFO says more)"));
+    }
+    return e;
+  }
+
+  /// Runs `f`; tells the other ranks what went wrong on this one, then throws it.
+  template <class F>
+  void telling(F f) {
     try {
-      std::unique_lock lock(e->mutex);
-      while (!e->bell.wait_for(lock, std::chrono::milliseconds(5), [&] { return e->done; })) {
-        const std::string cause = state_->line.heard();
-        e->given_up = !cause.empty() || std::chrono::steady_clock::now() > until;
-        if (!cause.empty()) throw aborted_error(cause);
-        if (e->given_up)
-          throw timeout_error(polyrank::detail::cat(
-              call, ": not all of ", state_->line.size(), " ranks met within ", deadline.count(),
-              " ms; a rank is missing, or NCCL's network is blocked (see NCCL_SOCKET_IFNAME; "
-              "NCCL_DEBUG=INFO says more)"));
-      }
-      if (e->code != ncclSuccess)
-        throw nccl_error(call, static_cast<int>(e->code),
-                         polyrank::detail::cat(ncclGetErrorString(e->code), ": ", e->last_words));
-      state_->comm = e->made;
+      f();
     } catch (const error& failed) {
       state_->why->set(failed.what());
       state_->line.abort(polyrank::detail::cat("rank ", state_->line.rank(), ": ", failed.what()));
-      state_->dead = true;
       throw;
     }
+  }
+
+  /// Makes the communicator by `f(&comm)`.
+  template <class F>
+  void meet(const char* call, std::chrono::milliseconds deadline, F f) {
+    telling([&] {
+      state_->dead = true; // until there is one
+      const auto e = send<ncclComm_t>(call, deadline, f, [](ncclComm_t late) {
+        static_cast<void>(ncclCommAbort(late));
+      });
+      if (e->code != ncclSuccess) throw nccl_error(call, static_cast<int>(e->code), e->reason());
+      state_->comm = e->made;
+      state_->dead = false;
+    });
   }
 
   /// Waits until a call that NCCL works on in the background (a caller's communicator may be
@@ -281,9 +305,12 @@ class session {
     } else {
       s.stamps.leave();
     }
-    if (!s.owned || s.dead) return;
+    if (!s.owned || s.dead) {
+      s.dead = true; // whoever still holds a window leaves it to the owner
+      return;
+    }
     // Parting waits for what is enqueued, and for peers; one that is gone must not keep us.
-    auto e = std::make_shared<errand>();
+    auto e = std::make_shared<errand<ncclComm_t>>();
     std::thread([e, comm = s.comm] {
       static_cast<void>(ncclCommFinalize(comm));
       static_cast<void>(ncclCommDestroy(comm));
@@ -291,6 +318,7 @@ class session {
       e->done = true;
       e->bell.notify_all();
     }).detach();
+    s.dead = true;
     std::unique_lock lock(e->mutex);
     e->bell.wait_for(lock, std::chrono::seconds(10), [&] { return e->done; });
   }

@@ -24,12 +24,20 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 
 namespace polyrank::cuda {
 
 class event;
+
+/// What is wrong with a stream of GPU `of` for work on GPU `here`, or empty: pure.
+[[nodiscard]] inline std::string stream_fault(int of, int here) {
+  if (of == here) return {};
+  return polyrank::detail::cat("the stream belongs to GPU ", of, ", the work to GPU ", here,
+                               ": make the stream while GPU ", here, " is current");
+}
 
 namespace detail {
 /// True while an exception unwinds: destructors then leave CUDA alone.
@@ -74,6 +82,15 @@ class stream {
 
   [[nodiscard]] cudaStream_t native() const noexcept { return native_; }
   [[nodiscard]] int device() const noexcept { return device_; }
+
+  /// Number of the graph that is being captured from this stream; 0: none is.
+  [[nodiscard]] unsigned long long captured() const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long id = 0;
+    if (cudaStreamGetCaptureInfo(native_, &status, &id) != cudaSuccess)
+      static_cast<void>(cudaGetLastError()); // the legacy default stream, while another is captured
+    return status == cudaStreamCaptureStatusActive ? id : 0;
+  }
 
   /// Later work of this stream starts after the point of `e`.
   inline void wait(const event& e);

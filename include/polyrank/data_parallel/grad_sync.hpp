@@ -66,7 +66,19 @@ struct grad_sync_options {
   std::vector<std::span<std::byte>> buffers{}; ///< further state to broadcast, in backend memory
   bool always_communicate = false;             ///< also with one rank (to measure what it costs)
   std::pmr::memory_resource* memory = nullptr; ///< of arena and scratch; null: the backend's own
+  bool window = true; ///< register the arena with NCCL where all ranks can; needs memory == null
 };
+
+namespace detail {
+template <class Comm>
+struct window_of {
+  struct type {};
+};
+template <windowed Comm>
+struct window_of<Comm> {
+  using type = typename Comm::window;
+};
+} // namespace detail
 
 template <communicator Comm, element G = float, element V = G, class Policy = all_reduce_sum>
   requires reduce_policy<Policy, Comm, G> && element_operations<typename Comm::backend, G>
@@ -149,6 +161,7 @@ class grad_sync {
   /// Throws usage_error naming the parameters that were never declared; the other ranks learn it
   /// too.
   void finish(stream& consumer) {
+    check_stream(consumer, "finish");
     if (!end_micro()) return;
     done_.record(stream_);
     consumer.wait(done_);
@@ -159,6 +172,7 @@ class grad_sync {
   /// So the update of the first buckets hides the reduction of the last ones.
   template <class Each>
   void finish(stream& consumer, Each each) {
+    check_stream(consumer, "finish");
     if (!end_micro()) return;
     done_.record(stream_);
     if (!by_bucket_) consumer.wait(done_); // no bucket had an event in this first step
@@ -211,6 +225,13 @@ class grad_sync {
   [[nodiscard]] const polyrank::layout& layout() const noexcept { return layout_; }
   [[nodiscard]] const std::vector<parameter<G, V>>& parameters() const noexcept {
     return parameters_;
+  }
+  /// True where the arena is registered with the transport, on all ranks.
+  [[nodiscard]] bool registered() const noexcept {
+    if constexpr (windowed<Comm>)
+      return window_.registered();
+    else
+      return false;
   }
   /// Bytes allocated: arena, folding arenas and scratch.
   [[nodiscard]] std::size_t bytes() const noexcept {
@@ -390,6 +411,18 @@ class grad_sync {
 
   void allocate(const grad_sync_options& o) {
     std::pmr::memory_resource& memory = o.memory != nullptr ? *o.memory : backend::memory();
+    std::pmr::memory_resource* arena_memory = &memory;
+    std::string refusal; // of a window
+    if constexpr (windowed<Comm>) {
+      if (comm_->size() == 1)
+        refusal = "there is one rank";
+      else if (!o.window)
+        refusal = "it was told not to";
+      else if (o.memory != nullptr && !o.memory->is_equal(comm_->window_memory()))
+        refusal = "its arena is in the caller's memory";
+      else
+        arena_memory = &comm_->window_memory();
+    }
     state_.resize(layout_.buckets().size());
     bool needs_arena = false;
     for (std::size_t b = 0; b < state_.size(); ++b) {
@@ -398,7 +431,9 @@ class grad_sync {
       needs_arena =
           needs_arena || (state_[b].data.empty() && !layout_.buckets()[b].elements.empty());
     }
-    if (needs_arena) arena_ = buffer<G>(layout_.arena_count(), memory);
+    if (needs_arena) arena_ = buffer<G>(layout_.arena_count(), *arena_memory);
+    if constexpr (windowed<Comm>)
+      window_ = comm_->register_window(arena_.data(), arena_.size_bytes(), refusal);
     for (std::size_t b = 0; b < state_.size(); ++b) {
       const range r = layout_.buckets()[b].elements;
       if (!state_[b].data.empty() || r.empty()) continue;
@@ -448,7 +483,16 @@ class grad_sync {
     stream_.synchronize();
   }
 
+  /// A stream of another device is the wrong one.
+  void check_stream(const stream& s, std::string_view call) {
+    if constexpr (requires { backend::stream_fault(s, stream_); }) {
+      if (const std::string fault = backend::stream_fault(s, stream_); !fault.empty())
+        misuse(call, ": ", fault);
+    }
+  }
+
   void note_producer(bucket_state& b, stream& producer) {
+    check_stream(producer, "ready");
     for (std::size_t k = 0; k < b.producers; ++k)
       if (b.streams[k].where == &producer) return b.streams[k].written.record(producer);
     if (b.producers == b.streams.size()) b.streams.emplace_back();
@@ -553,6 +597,7 @@ class grad_sync {
   std::vector<bool> declared_, adopted_;
   std::vector<bucket_state> state_;
   buffer<G> arena_, scratch_, kept_; // kept_: what the policy keeps, by bucket
+  detail::window_of<Comm>::type window_;     // of the arena
   std::vector<buffer<G>> levels_;
   std::size_t next_micro_ = 0, n_micro_ = 1, next_bucket_ = 0, missing_ = 0, verify_calls_ = 0;
   bool running_ = false, weighted_ = false;
