@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# usage: scripts/gpu_ranks.sh N COMMAND...
+# usage: scripts/gpu_ranks.sh [-n] N COMMAND...
 #
 # Runs COMMAND as N ranks under mpirun with NCCL on the GPUs of this machine, several ranks on one
 # GPU where there are fewer GPUs than ranks. That is for tests of correctness: such ranks talk over
@@ -16,6 +16,7 @@ me='gpu_ranks'
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 [[ ${1:-} != --help ]] || print_help "$0"
+[[ ${1:-} != -n ]] || shift
 positive_number N "${1:-}"
 ranks=$1
 shift

@@ -142,11 +142,13 @@ TEST_CASE("operations of one graph on two streams keep the host's order") {
   auto x = roomy_up(std::vector<float>(1000, 1.0f));
   comm.all_reduce<float>(x.span(), x.span(), reduce_op::sum, on(b)); // outside: not waited for
   b.synchronize();
-  cuda::event end;
+  cuda::event begin, end;
   const auto both = cuda::graph::capture(a, [&] {
+    begin.record(a);
+    b.wait(begin); // takes part
     delay(a, std::chrono::milliseconds(5));
     comm.all_reduce<float>(x.span(), x.span(), reduce_op::sum, on(a));
-    comm.all_reduce<float>(x.span(), x.span(), reduce_op::sum, on(b)); // joins by waiting for a's
+    comm.all_reduce<float>(x.span(), x.span(), reduce_op::sum, on(b));
     end.record(b);
     a.wait(end);
   });

@@ -43,15 +43,16 @@ struct norm_share {
     return (threadIdx.x + turn * threads_per_block) * width;
   }
   __device__ __forceinline__ void load(const T* block) {
-    const bool wide = aligned(block, width * sizeof(T));
+    if (width == 1 || aligned(block, 4)) {
 #pragma unroll
-    for (unsigned j = 0; j < turns; ++j) {
-      if (wide) {
+      for (unsigned j = 0; j < turns; ++j) {
         const unsigned unit = __ldcs(reinterpret_cast<const unsigned*>(block + place(j)));
         x[j] = reinterpret_cast<const pack_of<T, width>&>(unit);
-      } else {
-        for (unsigned c = 0; c < width; ++c) x[j].at[c] = block[place(j) + c];
       }
+    } else {
+#pragma unroll
+      for (unsigned j = 0; j < turns; ++j)
+        for (unsigned c = 0; c < width; ++c) x[j].at[c] = block[place(j) + c];
     }
   }
   __device__ __forceinline__ float squares() const {
