@@ -39,20 +39,21 @@ struct norm_share {
   static constexpr unsigned width = 4 / sizeof(T), turns = norm_block / (threads_per_block * width);
   pack_of<T, width> x[turns];
 
-  static __device__ __forceinline__ unsigned place(unsigned turn) {
-    return (threadIdx.x + turn * threads_per_block) * width;
-  }
+  /// Elements from one turn to the next.
+  static constexpr unsigned stride = threads_per_block * width;
+
   __device__ __forceinline__ void load(const T* block) {
+    const T* mine = block + threadIdx.x * width; // so that all turns are offsets of one register
     if (width == 1 || aligned(block, 4)) {
 #pragma unroll
       for (unsigned j = 0; j < turns; ++j) {
-        const unsigned unit = __ldcs(reinterpret_cast<const unsigned*>(block + place(j)));
+        const unsigned unit = __ldcs(reinterpret_cast<const unsigned*>(mine + j * stride));
         x[j] = reinterpret_cast<const pack_of<T, width>&>(unit);
       }
     } else {
 #pragma unroll
       for (unsigned j = 0; j < turns; ++j)
-        for (unsigned c = 0; c < width; ++c) x[j].at[c] = block[place(j) + c];
+        for (unsigned c = 0; c < width; ++c) x[j].at[c] = mine[j * stride + c];
     }
   }
   __device__ __forceinline__ float squares() const {
@@ -68,53 +69,63 @@ struct norm_share {
   }
 };
 
-/// The same sum for a block that spans tensors or is cut off.
+/// The same sum for a block that spans tensors or is cut off: first all places, then all loads.
 template <class T>
 __device__ __noinline__ float gathered_squares(norm_source<T> from, std::size_t block) {
   using share = norm_share<T>;
-  std::uint32_t at = from.first[block];
-  float sum = 0;
-  for (unsigned j = 0; j < share::turns; ++j)
-    for (unsigned c = 0; c < share::width; ++c) {
-      const std::size_t place = block * norm_block + share::place(j) + c;
-      while (from.parts[at].data != nullptr && place >= from.parts[at + 1].begin) ++at;
-      const norm_part<T> p = from.parts[at];
-      const float v = p.data != nullptr ? to_float(p.data[place - p.begin]) : 0.0f;
-      sum = __fmaf_rn(v, v, sum);
-    }
-  return sum;
+  const T* at[share::turns * share::width];
+  std::uint32_t part = from.first[block];
+#pragma unroll
+  for (unsigned i = 0; i < share::turns * share::width; ++i) {
+    const std::size_t place = block * norm_block + i / share::width * share::stride +
+                              threadIdx.x * share::width + i % share::width;
+    while (from.parts[part].data != nullptr && place >= from.parts[part + 1].begin) ++part;
+    const norm_part<T> p = from.parts[part];
+    at[i] = p.data != nullptr ? p.data + (place - p.begin) : nullptr;
+  }
+  share s;
+#pragma unroll
+  for (unsigned i = 0; i < share::turns * share::width; ++i)
+    s.x[i / share::width].at[i % share::width] = at[i] != nullptr ? *at[i] : T{};
+  return s.squares();
 }
 
 template <class T>
 POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
     norm_blocks(norm_source<T> from, std::size_t blocks, double* sums) {
   constexpr unsigned warps = threads_per_block / 32;
-  __shared__ float part[norm_pair][warps];
-  norm_share<T> share[norm_pair];
-  const std::size_t first = blockIdx.x * norm_pair;
+  // From the back: the last block is often cut off and slow, it should not be the last to begin.
+  const std::size_t pair = gridDim.x - 1 - blockIdx.x, first = pair * norm_pair;
   const T* whole[norm_pair];
-#pragma unroll
-  for (unsigned b = 0; b < norm_pair; ++b)
-    whole[b] = first + b < blocks ? from.whole[first + b] : nullptr;
-#pragma unroll
-  for (unsigned b = 0; b < norm_pair; ++b)
-    if (whole[b] != nullptr) share[b].load(whole[b]);
+  bool all = true;
 #pragma unroll
   for (unsigned b = 0; b < norm_pair; ++b) {
-    float sum = 0;
-    if (whole[b] != nullptr)
-      sum = share[b].squares();
-    else if (first + b < blocks)
-      sum = gathered_squares(from, first + b);
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) part[b][threadIdx.x / 32] = sum;
+    whole[b] = first + b < blocks ? from.whole[first + b] : nullptr;
+    all = all && whole[b] != nullptr;
+  }
+  float sum[norm_pair] = {};
+  if (all) {
+    norm_share<T> share[norm_pair];
+#pragma unroll
+    for (unsigned b = 0; b < norm_pair; ++b) share[b].load(whole[b]);
+#pragma unroll
+    for (unsigned b = 0; b < norm_pair; ++b) sum[b] = share[b].squares();
+  } else {
+    for (unsigned b = 0; b < norm_pair; ++b)
+      if (first + b < blocks) sum[b] = gathered_squares(from, first + b);
+  }
+  __shared__ float part[norm_pair][warps];
+#pragma unroll
+  for (unsigned b = 0; b < norm_pair; ++b) {
+    const float total = warp_sum(sum[b]);
+    if (threadIdx.x % 32 == 0) part[b][threadIdx.x / 32] = total;
   }
   __syncthreads();
   if (threadIdx.x > 0) return;
   double total = 0;
   for (unsigned b = 0; b < norm_pair; ++b)
     for (unsigned w = 0; w < warps; ++w) total += static_cast<double>(part[b][w]);
-  sums[blockIdx.x] = total;
+  sums[pair] = total;
 }
 
 inline constexpr unsigned norm_fold_threads = 1024;
