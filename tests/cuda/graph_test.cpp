@@ -109,9 +109,9 @@ void check_replays(cuda::communicator& comm, Policy policy, Write write) {
     t.step();
     eager.push_back(t.values());
   }
-  const auto recorded = shared->w.recorder().size();
   t.reset();
   const auto step = cuda::graph::capture(t.compute(), [&] { t.step(); });
+  const auto recorded = shared->w.recorder().size();
   MPI_REQUIRE(MPI_COMM_WORLD, step.count().kernels > 0);
   for (std::size_t k = 0; k < 5; ++k) {
     t.prepare(k, write);
