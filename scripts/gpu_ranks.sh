@@ -7,7 +7,7 @@
 #
 # Before NCCL 2.30 two ranks of one host cannot share a GPU: each rank gets a host id of its own
 # (NCCL_HOSTID), so that NCCL takes it for a machine of its own. POLYRANK_SHARE_GPU=1 tells polyrank
-# that this is meant.
+# that this is meant; set by the caller, it shares GPUs even where there are enough.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 
@@ -24,7 +24,7 @@ shift
 allow_root
 
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
-if [[ $gpus -ge $ranks ]]; then
+if [[ $gpus -ge $ranks && ${POLYRANK_SHARE_GPU:-} != 1 ]]; then
   exec mpirun "${mpirun_flags[@]}" -n "$ranks" "$@"
 fi
 export POLYRANK_SHARE_GPU=1 NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo}

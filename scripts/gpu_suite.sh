@@ -65,7 +65,8 @@ trap 'rm -rf "$logs"' EXIT
 configure "$build" -DPOLYRANK_CUDA=ON -DPOLYRANK_BUILD_BENCHMARKS=ON >"$logs/configure" ||
   { tail -20 "$logs/configure"; die "configure failed"; }
 grep 'cuda ' "$logs/configure"
-step build cmake --build "$build" --parallel "$jobs" --target polyrank_gpu_programs train_classifier
+step build cmake --build "$build" --parallel "$jobs" --target polyrank_gpu_programs train_classifier \
+  retrofit_before_cuda retrofit_after_cuda
 [[ $failed -eq 0 ]] || exit 1
 
 step "one device" "$build/tests/cuda.device"
@@ -77,6 +78,10 @@ for n in 1 2 4; do
   step "sharded optimizer, $n ranks" bash -c "set -o pipefail; '$root/scripts/gpu_ranks.sh' $n '$build/tests/zero.cuda' | tee '$logs/zero$n'"
 done
 step "digest of sharded state, N = 1, 2, 4" same_digest sharded "$logs"/zero{1,2,4}
+step "no code for this GPU" "$build/tests/wrong_gpu"
+step "2 ranks without MPI" "$root/tests/cuda/store_ranks.sh" "$build/tests/store_ranks" 2
+step "retrofit, N = 1, 4" env RANKS="1 4" "$root/examples/retrofit/prove.sh" "$build/bin/retrofit_before_cuda" \
+  "$build/bin/retrofit_after_cuda" 30 "$root/scripts/gpu_ranks.sh"
 for how in throw die; do
   step "a rank fails: $how" "$root/tests/cuda/gone.sh" 10 "$root/scripts/gpu_ranks.sh" 3 \
     "$build/tests/cuda.failing_rank" "$how"
@@ -159,14 +164,16 @@ if [[ $quick == no ]]; then
     memcheck=(compute-sanitizer --tool memcheck --error-exitcode 1 --report-api-errors no)
     step "memcheck, one device" "${memcheck[@]}" "$build/tests/cuda.device" \
       "~more than 2^31 elements" "~running out of memory*"
-    for n in 1 2; do
-      step "memcheck, $n ranks" "$root/scripts/gpu_ranks.sh" "$n" "${memcheck[@]}" \
-        "$build/tests/cuda.ranks" "~a message*"
+    for n in 1 2; do # sharing a GPU: memcheck does not know memory that another GPU has mapped
+      step "memcheck, $n ranks" env POLYRANK_SHARE_GPU=1 CUDA_VISIBLE_DEVICES=0 "$root/scripts/gpu_ranks.sh" "$n" \
+        "${memcheck[@]}" "$build/tests/cuda.ranks" "~a message*" "~windows come*"
     done
   fi
   step "bench: kernels" "$build/bin/cuda_kernels_bench"
   step "bench: checkpoint" "$build/bin/cuda_checkpoint_bench"
   step "bench: grad_sync, 1 rank" "$root/scripts/gpu_ranks.sh" 1 "$build/bin/cuda_sync_bench"
+  [[ $(nvidia-smi -L | grep -c '^GPU ') -lt 2 ]] ||
+    step "bench: grad_sync, 2 GPUs" "$root/scripts/gpu_ranks.sh" 2 "$build/bin/cuda_sync_bench"
   step "bench: sharded optimizer, offload" "$root/scripts/gpu_ranks.sh" 1 "$build/bin/zero_cuda_bench"
   if python3 -c 'import torch' 2>/dev/null; then
     step "bench: PyTorch FSDP2, offload" python3 "$root/tests/bench/zero_peers.py" --steps 2

@@ -51,8 +51,7 @@ __device__ int spiral(int i, float* x) {
 // Hidden values and scores of one point; returns the class with the best score.
 __device__ int predict(const network& p, const float* x, float* h, float* z) {
   int best = 0;
-  for (int j = 0; j < hidden; ++j)
-    h[j] = tanhf(p.b1[j] + x[0] * p.w1[j] + x[1] * p.w1[hidden + j]);
+  for (int j = 0; j < hidden; ++j) h[j] = tanhf(p.b1[j] + x[0] * p.w1[j] + x[1] * p.w1[hidden + j]);
   for (int c = 0; c < classes; ++c) {
     z[c] = p.b2[c];
     for (int j = 0; j < hidden; ++j) z[c] += h[j] * p.w2[j * classes + c];
@@ -65,10 +64,9 @@ __device__ int predict(const network& p, const float* x, float* h, float* z) {
 __global__ void forward(network p, activations a, int step, int first, int rows) {
   const int r = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (r >= rows) return;
-  const int sample = static_cast<int>(
-      uniform(11, static_cast<unsigned long long>(step) * batch +
-                      static_cast<unsigned long long>(first + r)) *
-      points);
+  const int sample = static_cast<int>(uniform(11, static_cast<unsigned long long>(step) * batch +
+                                                      static_cast<unsigned long long>(first + r)) *
+                                      points);
   float z[classes];
   const int arm = spiral(sample, a.x + r * inputs);
   const float largest = z[predict(p, a.x + r * inputs, a.h + r * hidden, z)];
@@ -172,10 +170,10 @@ int main(int argc, char** argv) {
   for (int i = 0; i < 4; i += 2) {
     std::vector<float> w;
     for (int k = 0; k < sizes[i]; ++k)
-      w.push_back((2 * uniform(static_cast<unsigned long long>(i),
-                               static_cast<unsigned long long>(k)) -
-                   1) *
-                  (i == 0 ? 2.0f : 0.2f));
+      w.push_back(
+          (2 * uniform(static_cast<unsigned long long>(i), static_cast<unsigned long long>(k)) -
+           1) *
+          (i == 0 ? 2.0f : 0.2f));
     cudaMemcpy(tensor(p, i), w.data(), w.size() * sizeof(float), cudaMemcpyHostToDevice);
   }
 

@@ -1,6 +1,6 @@
 // What grad_sync costs: a backward of 148 tensors (GPT-2 124M) and at least 20 ms, with and without
-// it. With one rank also with communication forced. Host time and launches of a step, eager and as a
-// CUDA graph, with the update (clipped AdamW). JSON lines from rank 0.
+// it. With one rank also with communication forced. Host time and launches of a step, eager and as
+// a CUDA graph, with the update (clipped AdamW). JSON lines from rank 0.
 //     scripts/gpu_ranks.sh N build/bin/cuda_sync_bench [repetitions] [backward-milliseconds]
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/cuda_shapes.hpp"
@@ -65,7 +65,8 @@ int main(int argc, char** argv) {
       parameters.push_back({polyrank::detail::cat("p", i), shapes[i], nullptr, nullptr});
     const std::size_t total = std::accumulate(shapes.begin(), shapes.end(), std::size_t{0}),
                       largest = *std::max_element(shapes.begin(), shapes.end());
-    auto p = test::empty<float>(total), m = test::empty<float>(total), v = test::empty<float>(total);
+    auto p = test::empty<float>(total), m = test::empty<float>(total),
+         v = test::empty<float>(total);
     cuda::stream compute;
     for (auto* plane : {&p, &m, &v}) cuda::backend::fill(plane->span(), 0.0f, compute);
 
@@ -115,10 +116,12 @@ int main(int argc, char** argv) {
       std::vector<cuda::optimizer<adamw>::range> ranges;
       std::vector<std::span<const float>> gradients;
       for (std::size_t i = 0; i < shapes.size(); ++i) {
-        ranges.push_back({p.data() + sync.layout().slots()[i].logical_offset, sync.grad(i),
+        ranges.push_back({p.data() + sync.layout().slots()[i].logical_offset,
+                          sync.grad(i),
                           {m.data() + sync.layout().slots()[i].logical_offset,
                            v.data() + sync.layout().slots()[i].logical_offset},
-                          nullptr, shapes[i]});
+                          nullptr,
+                          shapes[i]});
         gradients.emplace_back(sync.grad(i), shapes[i]);
         cuda::backend::fill(std::span<float>(sync.grad(i), shapes[i]), 1e-3f, compute);
       }

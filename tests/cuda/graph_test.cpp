@@ -1,5 +1,5 @@
-// A whole step - gradients, communication, norm, update - captured in a CUDA graph: replays give the
-// bits of the eager step.
+// A whole step - gradients, communication, norm, update - captured in a CUDA graph: replays give
+// the bits of the eager step.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/ranks.hpp"
 
@@ -22,15 +22,19 @@ class trainer {
   trainer(cuda::communicator& comm, Policy policy)
       : comm_(comm), model_(memory::ours, comm.rank()),
         micros_(std::max<std::size_t>(1, policy.blocks_per_rank(comm.size()))),
-        sync_(comm, model_.parameters, policy, {.bucket_bytes = 4096, .leave = gradients_hold::sum}) {
+        sync_(comm, model_.parameters, policy,
+              {.bucket_bytes = 4096, .leave = gradients_hold::sum}) {
     std::vector<cuda::optimizer<adamw>::range> ranges;
     std::vector<std::span<const float>> gradients;
     for (std::size_t i = 0; i < odd_counts.size(); ++i) {
       const std::size_t n = odd_counts[i];
       for (auto* plane : {&first_, &second_}) plane->push_back(empty<float>(n));
       for (std::size_t m = 0; m < micros_; ++m) batch_.push_back(roomy_up(std::vector<float>(n)));
-      ranges.push_back({model_.values[i].data(), sync_.grad(i),
-                        {first_[i].data(), second_[i].data()}, nullptr, n});
+      ranges.push_back({model_.values[i].data(),
+                        sync_.grad(i),
+                        {first_[i].data(), second_[i].data()},
+                        nullptr,
+                        n});
       gradients.emplace_back(sync_.grad(i), n);
     }
     norm_ = std::make_unique<cuda::grad_norm<float>>(gradients);

@@ -1,5 +1,5 @@
-// A program that owns everything - NCCL communicators, streams, events, memory, the current device -
-// and lets grad_sync use it.
+// A program that owns everything - NCCL communicators, streams, events, memory, the current device
+// - and lets grad_sync use it.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/ranks.hpp"
 
@@ -84,8 +84,8 @@ TEST_CASE("everything is the caller's: communicators, streams, events, memory") 
       cuda::check(cudaStreamSynchronize(raw_theirs), "cudaStreamSynchronize");
       const float sum = ranks * static_cast<float>(k + 1);
       MPI_REQUIRE(MPI_COMM_WORLD, differences(gradient, std::vector<float>(n, sum)) == 0);
-      MPI_REQUIRE(MPI_COMM_WORLD, down(std::span<const float>(sync.grad(1), 101)) ==
-                                      std::vector<float>(101, sum));
+      MPI_REQUIRE(MPI_COMM_WORLD,
+                  down(std::span<const float>(sync.grad(1), 101)) == std::vector<float>(101, sum));
       MPI_REQUIRE(MPI_COMM_WORLD, differences(own, std::vector<float>(n, expected)) == 0);
     }
     MPI_REQUIRE(MPI_COMM_WORLD, pool.calls == calls);

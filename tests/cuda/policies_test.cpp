@@ -29,12 +29,9 @@ std::size_t wrong_with(cuda::communicator& comm, Policy policy, Write write, int
     memory whose;
     std::size_t micros;
   };
-  const choice table[] = {{1, memory::ours, 1},
-                          {600, memory::users, 3},
-                          {std::size_t{1} << 20, memory::ours, 3},
-                          {600, memory::ours, 1},
-                          {1, memory::users, 1},
-                          {std::size_t{1} << 20, memory::users, 1}};
+  const choice table[] = {
+      {1, memory::ours, 1},   {600, memory::users, 3}, {std::size_t{1} << 20, memory::ours, 3},
+      {600, memory::ours, 1}, {1, memory::users, 1},   {std::size_t{1} << 20, memory::users, 1}};
   std::size_t bad = 0;
   for (int k = 0; k < 2; ++k) {
     const choice& c = table[(first_case + k) % 6];
@@ -101,8 +98,7 @@ namespace {
 template <class Policy, class Write, class Bound>
 double worst(cuda::communicator& comm, Policy policy, Write write, Bound bound) {
   model m(memory::ours, comm.rank());
-  grad_sync sync(comm, m.parameters, policy,
-                 {.bucket_bytes = 4096, .leave = gradients_hold::sum});
+  grad_sync sync(comm, m.parameters, policy, {.bucket_bytes = 4096, .leave = gradients_hold::sum});
   const auto got = step(sync, comm, 1, false, write);
   double most = 0;
   std::size_t at = 0;
@@ -211,8 +207,7 @@ TEST_CASE("two gradient types in one model share a communicator") {
   const auto n = static_cast<std::size_t>(comm.size());
   std::vector<parameter<float>> wide{{"norm", 37}, {"bias", 1001}};
   std::vector<parameter<bf16, float>> narrow{{"w1", 4099}, {"w2", 65}};
-  const grad_sync_options o{
-      .bucket_bytes = 256, .leave = gradients_hold::sum, .broadcast = false};
+  const grad_sync_options o{.bucket_bytes = 256, .leave = gradients_hold::sum, .broadcast = false};
   grad_sync a(comm, wide, all_reduce_sum{}, o);
   grad_sync b(comm, narrow, all_reduce_sum{}, o);
   stream s, t;

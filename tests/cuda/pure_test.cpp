@@ -108,9 +108,10 @@ TEST_CASE("a driver that is too old is named, with what to do") {
   CHECK(driver_fault(13000, 13000).empty());
   CHECK(driver_fault(12020, 12080).empty()); // minor versions fit
   CHECK(driver_fault(13000, 12080).empty());
-  CHECK(driver_fault(11040, 12000).find("the driver is too old: it supports CUDA 11.4, this program "
-                                        "was built with 12.0; update the driver, or build with "
-                                        "CUDA 11") == 0);
+  CHECK(driver_fault(11040, 12000)
+            .find("the driver is too old: it supports CUDA 11.4, this program "
+                  "was built with 12.0; update the driver, or build with "
+                  "CUDA 11") == 0);
   CHECK(driver_fault(0, 12000).find("there is no NVIDIA driver") == 0);
 }
 
@@ -139,8 +140,7 @@ TEST_CASE("a window is opened by all ranks or by none") {
   using cuda::window_fault;
   CHECK(window_fault({{64, ""}, {64, ""}}).empty());
   CHECK(window_fault({{64, ""}, {0, "it was told not to"}}) == "rank 1: it was told not to");
-  CHECK(window_fault({{64, ""}, {64, ""}, {32, ""}}) ==
-        "rank 0 registers 64 bytes, rank 2 32");
+  CHECK(window_fault({{64, ""}, {64, ""}, {32, ""}}) == "rank 0 registers 64 bytes, rank 2 32");
 }
 
 TEST_CASE("the first cause of a failure is kept") {

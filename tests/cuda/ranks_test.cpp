@@ -83,7 +83,8 @@ std::size_t check_everything(cuda::communicator& comm, stream& s, std::size_t co
     bad += differences(data, values<bf16>(root, count));
   }
   { // everybody sends to everybody, itself included
-    auto out = roomy_up(values<float>(comm.rank(), count * n)), in = roomy_up(std::vector<float>(count * n));
+    auto out = roomy_up(values<float>(comm.rank(), count * n)),
+         in = roomy_up(std::vector<float>(count * n));
     std::vector<transfer<float>> batch;
     for (std::size_t r = 0; r < n; ++r) {
       batch.push_back(send_to(static_cast<int>(r), out.span().subspan(r * count, count)));

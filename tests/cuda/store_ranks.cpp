@@ -19,10 +19,8 @@ namespace {
 
 cuda::control meet(int rank, int size, const std::string& how, const std::string& where) {
   if (how == "tcp")
-    return cuda::control(launch::tcp_store({.rank = rank,
-                                            .size = size,
-                                            .at = launch::address::parse(where),
-                                            .key = "store_ranks"}));
+    return cuda::control(launch::tcp_store(
+        {.rank = rank, .size = size, .at = launch::address::parse(where), .key = "store_ranks"}));
   return cuda::control(launch::file_store({.rank = rank, .size = size, .folder = where}));
 }
 

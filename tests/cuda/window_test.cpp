@@ -40,9 +40,8 @@ TEST_CASE("one rank that refuses a window: none has one, which is said once") {
   const int last = comm.size() - 1;
   for (int repeat = 0; repeat < 2; ++repeat) {
     bool registered = true;
-    const grad_sync_options o{.bucket_bytes = 4096,
-                              .leave = gradients_hold::sum,
-                              .window = comm.rank() != last};
+    const grad_sync_options o{
+        .bucket_bytes = 4096, .leave = gradients_hold::sum, .window = comm.rank() != last};
     MPI_REQUIRE(MPI_COMM_WORLD, wrong_sums(comm, o, &registered) == 0);
     MPI_REQUIRE(MPI_COMM_WORLD, !registered);
   }

@@ -123,15 +123,15 @@ concept splittable = communicator<C> && requires(C& c, int colour, int key) {
   { c.split(colour, key) } -> std::same_as<C>;
 };
 
-/// Memory that the transport reaches directly once all ranks have registered it. The window is empty
-/// where one rank has a refusal; it goes before the memory.
+/// Memory that the transport reaches directly once all ranks have registered it. The window is
+/// empty where one rank has a refusal; it goes before the memory.
 template <class C>
-concept windowed = communicator<C> && requires(C& c, void* memory, std::size_t bytes,
-                                               std::string refusal) {
-  { c.window_memory() } -> std::same_as<std::pmr::memory_resource&>;
-  { c.register_window(memory, bytes, refusal) } -> std::same_as<typename C::window>;
-  { std::declval<typename C::window>().registered() } -> std::same_as<bool>;
-};
+concept windowed =
+    communicator<C> && requires(C& c, void* memory, std::size_t bytes, std::string refusal) {
+      { c.window_memory() } -> std::same_as<std::pmr::memory_resource&>;
+      { c.register_window(memory, bytes, refusal) } -> std::same_as<typename C::window>;
+      { std::declval<typename C::window>().registered() } -> std::same_as<bool>;
+    };
 
 /// One rank can end the waiting of all: their operations fail with aborted_error{cause}.
 template <class C>

@@ -28,8 +28,9 @@ class control {
     requires splittable<Host> && abortable<Host>
   explicit control(Host host) : line_(std::make_shared<model<Host>>(std::move(host))) {}
 
-  /// Takes over a channel of processes without MPI: launch::tcp_store, launch::file_store. It cannot
-  /// be split, and a rank's cause does not travel on it: the others learn from NCCL that it is gone.
+  /// Takes over a channel of processes without MPI: launch::tcp_store, launch::file_store. It
+  /// cannot be split, and a rank's cause does not travel on it: the others learn from NCCL that it
+  /// is gone.
   template <class Store>
     requires(control_channel<Store> && !communicator<Store>)
   explicit control(Store store) : line_(std::make_shared<store_model<Store>>(std::move(store))) {}

@@ -32,8 +32,9 @@ namespace polyrank::cuda {
 [[nodiscard]] inline std::string driver_fault(int driver, int runtime) {
   if (driver == 0) return "there is no NVIDIA driver (libcuda.so.1 was not found)";
   if (driver / 1000 >= runtime / 1000) return {};
-  return polyrank::detail::cat("the driver is too old: it supports CUDA ", cuda_version_text(driver),
-                               ", this program was built with ", cuda_version_text(runtime),
+  return polyrank::detail::cat("the driver is too old: it supports CUDA ",
+                               cuda_version_text(driver), ", this program was built with ",
+                               cuda_version_text(runtime),
                                "; update the driver, or build with CUDA ", driver / 1000,
                                " (nvidia-smi shows the driver's version)");
 }

@@ -24,11 +24,12 @@ class graph {
  public:
   /// What a graph consists of. Waits between streams are edges, not nodes.
   struct counts {
-    std::size_t kernels = 0, copies = 0, others = 0; ///< copies: memcpy, memset; others: host, stamps
+    std::size_t kernels = 0, copies = 0,
+                others = 0; ///< copies: memcpy, memset; others: host, stamps
   };
 
-  /// Records what `body` enqueues on `s` and on streams that wait for it. Throws what `body` throws,
-  /// and cuda_error, also where a stream that took part was not waited for.
+  /// Records what `body` enqueues on `s` and on streams that wait for it. Throws what `body`
+  /// throws, and cuda_error, also where a stream that took part was not waited for.
   template <class Body>
   [[nodiscard]] static graph capture(stream& s, Body body, call_site site = call_site::here()) {
     scoped_device here(s.device());
@@ -63,8 +64,8 @@ class graph {
     if (recorded_ != nullptr) static_cast<void>(cudaGraphDestroy(recorded_));
   }
 
-  /// Enqueues all of it on `s`; take the stream it was captured from, so that synchronize() learns of
-  /// communication that failed.
+  /// Enqueues all of it on `s`; take the stream it was captured from, so that synchronize() learns
+  /// of communication that failed.
   void launch(stream& s, call_site site = call_site::here()) const {
     scoped_device here(s.device());
     check(cudaGraphLaunch(runs_, s.native()), "cudaGraphLaunch", site);

@@ -1,12 +1,12 @@
 // The norm kernels, for nvcc. See norm.hpp.
 //
-// Two launches: pairs of blocks of 4096 elements to sums, sums to the result. In the first, thread t
-// of 256 takes units t + 256 j of a block for j = 0, 1, ...; a unit is 4 bytes, so that a warp reads
-// 128 bytes in a row whatever the alignment, and all loads are under way before the first use. That
-// is as fast as 16 bytes a thread, and tensors at odd offsets lose nothing. In the second, thread t
-// of 1024 adds the sums t, t + 1024, ... Where the GPU can, it is launched before the first has
-// ended and waits there. (Folding in the first launch would save the second, but each block then
-// stays until its fence and its atomic have come back: measured, a tenth slower.)
+// Two launches: pairs of blocks of 4096 elements to sums, sums to the result. In the first, thread
+// t of 256 takes units t + 256 j of a block for j = 0, 1, ...; a unit is 4 bytes, so that a warp
+// reads 128 bytes in a row whatever the alignment, and all loads are under way before the first
+// use. That is as fast as 16 bytes a thread, and tensors at odd offsets lose nothing. In the
+// second, thread t of 1024 adds the sums t, t + 1024, ... Where the GPU can, it is launched before
+// the first has ended and waits there. (Folding in the first launch would save the second, but each
+// block then stays until its fence and its atomic have come back: measured, a tenth slower.)
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -172,8 +172,8 @@ void launch_norm(norm_source<T> from, std::size_t blocks, double* sums, norm_opt
   launch.stream = s;
   launch.attrs = &early;
   launch.numAttrs = pairs > 0 && knows_early_launch() ? 1 : 0;
-  check(cudaLaunchKernelEx(&launch, norm_fold<norm_options>, static_cast<const double*>(sums), pairs,
-                           o, result),
+  check(cudaLaunchKernelEx(&launch, norm_fold<norm_options>, static_cast<const double*>(sums),
+                           pairs, o, result),
         "kernel launch");
 }
 

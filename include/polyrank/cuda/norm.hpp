@@ -5,10 +5,10 @@
 //     update.step(hyper, norm.control(), stream);                // clipped, or skipped
 //
 // The sum has a fixed shape. The tensors, laid end to end, are cut into blocks of 4096 elements;
-// each block is summed in one order (fp32 within a warp, fp64 between warps), and so are the sums of
-// pairs of blocks (fp64, norm.cuh). So the bits depend on the data and their logical places, not on
-// the split into tensors, their alignment, the grid, or the GPU. Not finite (overflow, NaN) means:
-// skip the step.
+// each block is summed in one order (fp32 within a warp, fp64 between warps), and so are the sums
+// of pairs of blocks (fp64, norm.cuh). So the bits depend on the data and their logical places, not
+// on the split into tensors, their alignment, the grid, or the GPU. Not finite (overflow, NaN)
+// means: skip the step.
 //
 // Needs POLYRANK_INSTANTIATE_CUDA_NORM(float) in one .cu file, or nvcc and cuda.cuh.
 // SPDX-License-Identifier: Apache-2.0

@@ -151,8 +151,8 @@ class session {
     }
   };
 
-  /// Runs `f(&made)` within `deadline`. Throws aborted_error, timeout_error; what is made later than
-  /// that is given to `drop`.
+  /// Runs `f(&made)` within `deadline`. Throws aborted_error, timeout_error; what is made later
+  /// than that is given to `drop`.
   template <class Made, class F, class Drop>
   std::shared_ptr<errand<Made>> send(const char* call, std::chrono::milliseconds deadline, F f,
                                      Drop drop) {
@@ -202,9 +202,8 @@ class session {
   void meet(const char* call, std::chrono::milliseconds deadline, F f) {
     telling([&] {
       state_->dead = true; // until there is one
-      const auto e = send<ncclComm_t>(call, deadline, f, [](ncclComm_t late) {
-        static_cast<void>(ncclCommAbort(late));
-      });
+      const auto e = send<ncclComm_t>(
+          call, deadline, f, [](ncclComm_t late) { static_cast<void>(ncclCommAbort(late)); });
       if (e->code != ncclSuccess) throw nccl_error(call, static_cast<int>(e->code), e->reason());
       state_->comm = e->made;
       state_->dead = false;

@@ -2,10 +2,11 @@
 // without copying through buffers of its own, and may use its kernels for symmetric memory.
 //
 //     buffer<float> arena(n, comm.window_memory());
-//     cuda::window w = comm.register_window(arena.data(), arena.size_bytes());  // all ranks or none
+//     cuda::window w = comm.register_window(arena.data(), arena.size_bytes());  // all ranks or
+//     none
 //
-// Needs NCCL 2.27 and memory from ncclMemAlloc. Where one rank cannot or will not, none has a window
-// and everything works as without. grad_sync does all this for its arena.
+// Needs NCCL 2.27 and memory from ncclMemAlloc. Where one rank cannot or will not, none has a
+// window and everything works as without. grad_sync does all this for its arena.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -596,8 +596,8 @@ class grad_sync {
   polyrank::layout layout_;
   std::vector<bool> declared_, adopted_;
   std::vector<bucket_state> state_;
-  buffer<G> arena_, scratch_, kept_; // kept_: what the policy keeps, by bucket
-  detail::window_of<Comm>::type window_;     // of the arena
+  buffer<G> arena_, scratch_, kept_;     // kept_: what the policy keeps, by bucket
+  detail::window_of<Comm>::type window_; // of the arena
   std::vector<buffer<G>> levels_;
   std::size_t next_micro_ = 0, n_micro_ = 1, next_bucket_ = 0, missing_ = 0, verify_calls_ = 0;
   bool running_ = false, weighted_ = false;
