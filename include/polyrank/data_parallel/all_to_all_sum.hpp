@@ -7,9 +7,9 @@
 //
 //     |result - sum| <= u * (sum of |contributions| + |sum|) + n * 2^-24 * sum of |contributions|
 //
-// with u = 2^-8 for bf16 and 2^-11 for fp16 (their unit roundoffs; fp16 without underflow). With Wire = float there is no
-// rounding but that of the fp32 sum. The order is fixed, so a run repeats its bits; another number
-// of ranks gives others (see `deterministic`).
+// with u = 2^-8 for bf16 and 2^-11 for fp16 (their unit roundoffs; fp16 without underflow). With
+// Wire = float there is no rounding but that of the fp32 sum. The order is fixed, so a run repeats
+// its bits; another number of ranks gives others (see `deterministic`).
 //
 // Not for slow links between machines: an all-to-all sends (n - ranks per host) / n of the data
 // across, a ring only 1 / (ranks per host) of that. Use hierarchical there.

@@ -30,6 +30,7 @@
 #include <polyrank/backend/buffer.hpp>
 #include <polyrank/backend/concepts.hpp>
 #include <polyrank/core/cost_model.hpp>
+#include <polyrank/data_parallel/grad_sync_options.hpp>
 #include <polyrank/data_parallel/layout.hpp>
 #include <polyrank/data_parallel/parameter.hpp>
 #include <polyrank/data_parallel/reduce_policy.hpp>
@@ -48,37 +49,6 @@
 #include <vector>
 
 namespace polyrank {
-
-/// What finish() leaves in the gradients.
-enum class gradients_hold {
-  mean, ///< sum / (ranks * microbatches), for an optimizer of your own
-  sum   ///< the bare sum; multiply by grad_scale() in the update
-};
-
-struct grad_sync_options {
-  std::size_t bucket_bytes = 0;     ///< 0: from `cost`
-  std::size_t tail_bytes = 1 << 20; ///< of the last bucket
-  cost_model cost{};                ///< measured by the probe; sizes the buckets
-  std::vector<std::size_t> order{}; ///< issue order of parameters; empty: reverse declaration
-  gradients_hold leave = gradients_hold::mean;
-  float weight = 1;      ///< of this rank in the mean, e.g. its batch size where GPUs are unlike
-  bool broadcast = true; ///< parameters and buffers from rank 0 at construction
-  std::vector<std::span<std::byte>> buffers{}; ///< further state to broadcast, in backend memory
-  bool always_communicate = false;             ///< also with one rank (to measure what it costs)
-  std::pmr::memory_resource* memory = nullptr; ///< of arena and scratch; null: the backend's own
-  bool window = true; ///< register the arena with NCCL where all ranks can; needs memory == null
-};
-
-namespace detail {
-template <class Comm>
-struct window_of {
-  struct type {};
-};
-template <windowed Comm>
-struct window_of<Comm> {
-  using type = typename Comm::window;
-};
-} // namespace detail
 
 template <communicator Comm, element G = float, element V = G, class Policy = all_reduce_sum>
   requires reduce_policy<Policy, Comm, G> && element_operations<typename Comm::backend, G>
