@@ -159,6 +159,10 @@ TEST_CASE("the launcher's variables give the place", "[place]") {
        {"SLURM_JOB_ID", "77"},
        {"SLURM_STEP_ID", "0"}};
   CHECK(find_place(lookup, 1)->job == "77-0");
+  e.insert({{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}});
+  CHECK(find_place(lookup, 1)->rank == 2); // anybody may set RANK
+  e.insert({"TORCHELASTIC_RUN_ID", "none"});
+  CHECK((find_place(lookup, 7)->rank == 3 && find_place(lookup, 7)->job == "parent7"));
   e = {{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}};
   CHECK(find_place(lookup, 99)->job == "parent99");
   e = {{"PMI_RANK", "9"}, {"PMI_SIZE", "4"}};

@@ -25,12 +25,13 @@ template <class Lookup>
 [[nodiscard]] std::optional<place> find_place(Lookup lookup, int parent) {
   constexpr struct {
     const char *rank, *size, *local_rank, *local_size, *job;
-  } launchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+  } launchers[] = {// torchrun first: under srun its ranks have Slurm's variables of their agent
+                   {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr},
+                   {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
                    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID"},
                    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
-                    "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID"},
-                   {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr}}; // torchrun
+                    "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID"}};
   const auto number = [&](const char* name) -> int {
     const char* text = lookup(name);
     if (text == nullptr) return -1;
@@ -40,6 +41,7 @@ template <class Lookup>
     return bad == std::errc{} && end == digits.data() + digits.size() && value >= 0 ? value : -1;
   };
   for (const auto& l : launchers) {
+    if (l.job == nullptr && lookup("TORCHELASTIC_RUN_ID") == nullptr) continue;
     place p;
     p.rank = number(l.rank);
     p.size = number(l.size);
