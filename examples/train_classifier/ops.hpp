@@ -46,7 +46,7 @@ concept classifier_ops =
       { ops.copy_memory() } -> std::same_as<std::pmr::memory_resource&>; // for copies to the host
       { ops.memory() } -> std::same_as<memory_state>;
       // time
-      ops.begin_step(n); // the step that follows, from 0: for whoever keeps a trace
+      ops.begin_step(n); // the step that follows, from 0, or ~0 for none: for a trace
       ops.mark(s, n);
       { ops.elapsed(n, n) } -> std::convertible_to<double>; // milliseconds
     };

@@ -185,6 +185,7 @@ class trainer {
       if (!epoch_ends && !last) continue;
       stream_.synchronize();
       seconds += since(segment);
+      ops_.begin_step(no_step);
       if (epoch_ends || last) {
         const evaluation e = evaluate(data_.validation);
         result.validation.emplace_back(static_cast<double>(step + 1), e.accuracy);
@@ -217,7 +218,8 @@ class trainer {
   using saves =
       checkpointing<std::remove_cvref_t<decltype(std::declval<Comm&>().control())>, Parallel>;
   static constexpr std::size_t eval_rows = 512;
-  static constexpr std::size_t loss_window = 32; ///< steps between looks at the loss
+  static constexpr std::size_t no_step = ~std::size_t{0}; ///< evaluation: not in a trace
+  static constexpr std::size_t loss_window = 32;          ///< steps between looks at the loss
 
   /// The pictures of one rank in one step.
   struct batch {

@@ -4,6 +4,10 @@
 
 #include "data_parallel/sync_cases.hpp"
 
+#include <polyrank/data_parallel/all_to_all_sum.hpp>
+#include <polyrank/data_parallel/error_feedback.hpp>
+#include <polyrank/data_parallel/hierarchical.hpp>
+#include <polyrank/data_parallel/reduce_scatter_sum.hpp>
 #include <polyrank/launch/world.hpp>
 
 using namespace polyrank;
@@ -75,6 +79,33 @@ TEST_CASE("deterministic mode gives the bits of one rank", "[grad_sync][determin
   auto alone = comm.split(comm.rank(), 0);
   const std::uint64_t serial = train(alone, s, 8), parallel = train(comm, s, 8 / n);
   MPI_REQUIRE(MPI_COMM_WORLD, serial == parallel);
+}
+
+TEST_CASE("every policy is exact for what its wire holds", "[policies]") {
+  launch::world world = launch::world::adopt(MPI_COMM_WORLD);
+  auto comm = world.communicator();
+  const auto n = static_cast<std::size_t>(comm.size());
+  stream s = comm.make_stream();
+  const auto tiny = [](std::size_t i, std::size_t k, std::size_t block) {
+    return static_cast<float>(mix(i * 31 + k * 7 + block) % 13);
+  };
+  const auto exact = [&](auto policy, std::size_t bucket, memory whose) {
+    model m(odd_counts, whose);
+    grad_sync sync(comm, m.parameters, policy,
+                   {.bucket_bytes = bucket, .tail_bytes = bucket, .leave = gradients_hold::sum});
+    for (int step = 0; step < 2; ++step) backward(sync, s, comm.rank(), 1, false, tiny);
+    s.synchronize();
+    return wrong(sync, n, 1.0f, tiny) == 0;
+  };
+  MPI_REQUIRE(MPI_COMM_WORLD, exact(reduce_scatter_sum{}, 600, memory::ours));
+  MPI_REQUIRE(MPI_COMM_WORLD, exact(all_to_all_sum<float>{}, 1, memory::users_partly));
+  MPI_REQUIRE(MPI_COMM_WORLD, exact(all_to_all_sum<bf16>{}, 1 << 20, memory::ours));
+  MPI_REQUIRE(MPI_COMM_WORLD, exact(all_to_all_sum<fp16>{}, 600, memory::users_scattered));
+  MPI_REQUIRE(MPI_COMM_WORLD, exact(error_feedback<>{}, 600, memory::users_partly));
+  const int inside = comm.size() % 2 == 0 ? 2 : 1;
+  auto host = comm.split(comm.rank() / inside, comm.rank());
+  auto across = comm.split(host.rank(), comm.rank());
+  MPI_REQUIRE(MPI_COMM_WORLD, exact(hierarchical{host, across}, 600, memory::ours));
 }
 
 TEST_CASE("a parameter that one rank forgets is named on every rank", "[grad_sync][bad_input]") {
