@@ -95,7 +95,7 @@ stage build build_all || finish
 stage unit run_tests "$root/build" -L '^unit$' -LE "^$not_now\$" || true
 stage mpi run_tests "$root/build" -L '^mpi$' -LE "^$not_now\$" || true
 # Parsers (probe, pipeline) are fuzzed under AddressSanitizer anyway.
-stage asan+ubsan sanitized asan address,undefined 'examples|launch|pipeline|plan|probe' || true
+stage asan+ubsan sanitized asan address,undefined 'examples|launch|monitor|pipeline|plan|probe' || true
 # ThreadSanitizer of g++ 12 cannot start where the kernel randomises addresses widely.
 if setarch -R true 2>/dev/null; then runner=(setarch -R); fi
 # Nothing to find where there is one thread.
