@@ -78,7 +78,8 @@ struct toy_stage {
   std::size_t stage, stages;
   const toy_batch* batch;
   std::vector<float> w, dw;
-  std::vector<float>* seen = nullptr; ///< last stage: the row numbers that arrived
+  float *weights = nullptr, *gradient = nullptr; ///< in the place of w and dw, if set
+  std::vector<float>* seen = nullptr;            ///< last stage: the row numbers that arrived
   std::function<void(char kind, std::size_t microbatch)> on_work{}; ///< runs on the stream
 
   toy_stage(std::size_t s, std::size_t of, const toy_batch& b)
@@ -104,7 +105,7 @@ struct toy_stage {
       const std::size_t n = c.rows * width;
       float *x = c.memory, *y = c.memory + 2 * n;
       std::memcpy(x, stage == 0 ? batch->x.data() + c.first * width : c.x, n * sizeof(float));
-      toy::multiply(x, w.data(), y, c.rows, false);
+      toy::multiply(x, c.w, y, c.rows, false);
       if (stage + 1 < stages) std::memcpy(c.y, y, n * sizeof(float));
       for (std::size_t r = 0; r < c.rows; ++r) {
         const float row = stage == 0 ? static_cast<float>(c.first + r) : c.row_in[r];
@@ -119,13 +120,13 @@ struct toy_stage {
       const std::size_t n = c.rows * width;
       float *g = c.memory + n, *y = c.memory + 2 * n;
       toy::output_gradient(y, c.dy, batch->target.data() + c.first * width, c.seed, g, n);
-      if (stage > 0) toy::multiply(g, w.data(), c.dx, c.rows, true);
+      if (stage > 0) toy::multiply(g, c.w, c.dx, c.rows, true);
     });
   }
   void backward_weight(const pass& p) {
     p.stream.enqueue([this, c = copy(p)] {
       work('W', c);
-      toy::weight_gradient(c.memory, c.memory + c.rows * width, dw.data(), c.rows);
+      toy::weight_gradient(c.memory, c.memory + c.rows * width, c.dw, c.rows);
     });
   }
 
@@ -135,24 +136,26 @@ struct toy_stage {
     std::size_t rows, first, microbatch;
     float seed;
     float* memory;
-    const float *x, *row_in, *dy;
-    float *y, *row_out, *dx;
+    const float *w, *x, *row_in, *dy;
+    float *dw, *y, *row_out, *dx;
   };
-  [[nodiscard]] static call copy(const pass& p) {
+  [[nodiscard]] call copy(const pass& p) {
     const auto at = [](std::span<void* const> list, std::size_t i) {
       return i < list.size() ? static_cast<float*>(list[i]) : nullptr;
     };
-    return {p.rows,
-            p.first_row,
-            p.microbatch,
-            p.seed,
-            reinterpret_cast<float*>(p.memory),
-            at(p.input, 0),
-            at(p.input, 1),
-            at(p.output_gradient, 0),
-            at(p.output, 0),
-            at(p.output, 1),
-            at(p.input_gradient, 0)};
+    return {.rows = p.rows,
+            .first = p.first_row,
+            .microbatch = p.microbatch,
+            .seed = p.seed,
+            .memory = reinterpret_cast<float*>(p.memory),
+            .w = weights != nullptr ? weights : w.data(),
+            .x = at(p.input, 0),
+            .row_in = at(p.input, 1),
+            .dy = at(p.output_gradient, 0),
+            .dw = gradient != nullptr ? gradient : dw.data(),
+            .y = at(p.output, 0),
+            .row_out = at(p.output, 1),
+            .dx = at(p.input_gradient, 0)};
   }
   void work(char kind, const call& c) const {
     if (on_work) on_work(kind, c.microbatch);
@@ -161,8 +164,9 @@ struct toy_stage {
 
 /// The weight gradients of all stages, one set per microbatch, computed without any pipeline.
 inline std::vector<std::vector<std::vector<float>>>
-toy_reference(std::size_t stages, const toy_batch& batch, const std::vector<std::size_t>& rows,
-              float seed) {
+toy_reference(const std::vector<std::vector<float>>& w, const toy_batch& batch,
+              const std::vector<std::size_t>& rows, float seed) {
+  const std::size_t stages = w.size();
   std::vector<std::vector<std::vector<float>>> out(rows.size());
   std::size_t first = 0;
   for (std::size_t k = 0; k < rows.size(); ++k) {
@@ -170,18 +174,26 @@ toy_reference(std::size_t stages, const toy_batch& batch, const std::vector<std:
     std::vector<std::vector<float>> x(stages + 1, std::vector<float>(n));
     std::memcpy(x[0].data(), batch.x.data() + first * width, n * sizeof(float));
     for (std::size_t s = 0; s < stages; ++s)
-      toy::multiply(x[s].data(), toy_weights(s).data(), x[s + 1].data(), rows[k], false);
+      toy::multiply(x[s].data(), w[s].data(), x[s + 1].data(), rows[k], false);
     std::vector<float> dy(n), g(n);
     out[k].assign(stages, std::vector<float>(width * width, 0.0f));
     for (std::size_t s = stages; s-- > 0;) {
       toy::output_gradient(x[s + 1].data(), s + 1 < stages ? dy.data() : nullptr,
                            batch.target.data() + first * width, seed, g.data(), n);
       toy::weight_gradient(x[s].data(), g.data(), out[k][s].data(), rows[k]);
-      toy::multiply(g.data(), toy_weights(s).data(), dy.data(), rows[k], true);
+      toy::multiply(g.data(), w[s].data(), dy.data(), rows[k], true);
     }
     first += rows[k];
   }
   return out;
+}
+
+inline std::vector<std::vector<std::vector<float>>>
+toy_reference(std::size_t stages, const toy_batch& batch, const std::vector<std::size_t>& rows,
+              float seed) {
+  std::vector<std::vector<float>> w;
+  for (std::size_t s = 0; s < stages; ++s) w.push_back(toy_weights(s));
+  return toy_reference(w, batch, rows, seed);
 }
 
 /// The sum over microbatches in the order in which the table adds them up for `stage`.

@@ -344,7 +344,7 @@ class executor {
 
   /// What a compute action waits for, and its place.
   void before(std::size_t i) {
-    const action& a = table_.of(rank_)[i];
+    const action a = table_.of(rank_)[i];
     local_stage& l = local(a);
     const std::size_t k = a.microbatch;
     std::size_t& block = block_[chunk_of(a) * table_.shape.microbatches + k];
@@ -377,7 +377,7 @@ class executor {
 
   /// What a compute action leaves: messages to be sent, memory, slots.
   void after(std::size_t i) {
-    const action& a = table_.of(rank_)[i];
+    const action a = table_.of(rank_)[i];
     local_stage& l = local(a);
     const std::size_t k = a.microbatch, cell = chunk_of(a) * table_.shape.microbatches + k;
     const std::size_t whole_block = plan_.activation(a.stage), context = plan_.context(a.stage);
@@ -415,7 +415,8 @@ class executor {
   }
 
   void compute(std::size_t i) {
-    const action& a = table_.of(rank_)[i];
+    const action a = table_.of(rank_)[i];
+    watch_.wait(names_[i], *compute_);
     before(i);
     watch_.start(i, names_[i], *compute_);
     S& s = stages_[chunk_of(a)];
@@ -445,7 +446,7 @@ class executor {
   /// A forward and the backward of another stage, together if the stage can.
   void issue_pair(std::size_t i) {
     if constexpr (overlap_stage<S, stream>) {
-      const action &f = table_.of(rank_)[i], &b = table_.of(rank_)[i + 1];
+      const action f = table_.of(rank_)[i], b = table_.of(rank_)[i + 1];
       if (b.kind == action_kind::backward) {
         before(i), before(i + 1);
         watch_.start(i, names_[i], *compute_), watch_.start(i + 1, names_[i + 1], *compute_);
@@ -460,7 +461,7 @@ class executor {
   }
 
   void issue(std::size_t i) {
-    const action& a = table_.of(rank_)[i];
+    const action a = table_.of(rank_)[i];
     if (a.kind <= action_kind::recompute) return compute(i);
     const std::size_t lane = lane_of(table_.shape, table_.lanes, rank_, a);
     stream& s = lane == 0 ? *compute_ : link_->lane(lane);
@@ -510,7 +511,7 @@ class executor {
   }
 
   void send(std::size_t i, side which, slot& from, stream& s) {
-    const action& a = table_.of(rank_)[i];
+    const action a = table_.of(rank_)[i];
     const std::span<std::byte> data = message(a.stage, which, a.microbatch);
     s.wait(from.ready);
     stamps_.write(i, data, s);
@@ -521,7 +522,7 @@ class executor {
     from.free.record(s);
   }
   void receive(std::size_t i, side which, slot& to, stream& s) {
-    const action& a = table_.of(rank_)[i];
+    const action a = table_.of(rank_)[i];
     const std::span<std::byte> data = message(a.stage, which, a.microbatch);
     s.wait(to.free);
     watch_.start(i, {}, s);

@@ -20,8 +20,10 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <map>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -131,7 +133,7 @@ template <class Executor>
                               list[i], shift + number(3 + 2 * i), shift + number(4 + 2 * i)});
       if (i == 0 || list[i - 1].joined == 0) continue;
       // A pair is one piece of work if the stage made it one.
-      event &f = out.timeline.end()[-2], &b = out.timeline.back();
+      event &f = out.timeline[out.timeline.size() - 2], &b = out.timeline.back();
       if (b.start < f.end)
         b.start = f.start, f.end = b.end;
       else

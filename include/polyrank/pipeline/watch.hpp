@@ -2,8 +2,9 @@
 // each one began and ended, for the measured report.
 //
 // Both are written by the stream that runs the action. On host streams the flight recorder's state
-// says "F3 of stage 2" while that forward runs; transfers carry the same words as the tag of their
-// operation on every backend. Times come from the backend's stopwatch.
+// says "F3 of stage 2" while that forward runs ("sync" while it waits for its input); transfers
+// carry the same words as the tag of their operation on every backend. Times come from the
+// backend's stopwatch.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -21,19 +22,19 @@ namespace polyrank::pipeline {
 
 namespace detail {
 
-/// "F3 of stage 2", "F3 of stage 2 to stage 3", "gradient for B3 of stage 2".
+/// "F3 of stage 2", "F3 of stage 2 to 3", "B3 of stage 2 from 3"; a recorder keeps 23 letters.
 [[nodiscard]] inline std::string words_of(const action& a) {
   using polyrank::detail::cat;
   const std::size_t s = a.stage, k = a.microbatch;
   switch (a.kind) {
   case action_kind::send_forward:
-    return cat("F", k, " of stage ", s, " to stage ", s + 1);
+    return cat("F", k, " of stage ", s, " to ", s + 1);
   case action_kind::recv_forward:
-    return cat("F", k, " of stage ", s, " from stage ", s - 1);
+    return cat("F", k, " of stage ", s, " from ", s - 1);
   case action_kind::send_backward:
-    return cat("B", k, " of stage ", s, " to stage ", s - 1);
+    return cat("B", k, " of stage ", s, " to ", s - 1);
   case action_kind::recv_backward:
-    return cat("B", k, " of stage ", s, " from stage ", s + 1);
+    return cat("B", k, " of stage ", s, " from ", s + 1);
   default:
     return has_microbatch(a.kind) ? cat(name_of(a.kind), k, " of stage ", s)
                                   : cat(name_of(a.kind), " of stage ", s);
@@ -68,11 +69,11 @@ class action_watch {
         clock_->start(s);
       }
   }
+  /// The rank is about to wait on `s` for what the action needs.
+  void wait(std::string_view words, stream& s) { tell(hang::host_state::sync, words, s); }
   /// Action i begins on `s`; `words` empty: it is no work of the rank itself.
   void start(std::size_t i, std::string_view words, stream& s) {
-    if constexpr (requires { s.enqueue([] {}); })
-      if (ring_ != nullptr && !words.empty())
-        s.enqueue([ring = ring_, words] { ring->state(hang::host_state::compute, words, {}); });
+    if (!words.empty()) tell(hang::host_state::compute, words, s);
     if constexpr (can_measure)
       if (measures_) clock_->mark(2 * i, s);
   }
@@ -80,11 +81,7 @@ class action_watch {
     if constexpr (can_measure)
       if (measures_) clock_->mark(2 * i + 1, s);
   }
-  void end(stream& s) {
-    if constexpr (requires { s.enqueue([] {}); })
-      if (ring_ != nullptr)
-        s.enqueue([ring = ring_] { ring->state(hang::host_state::compute, {}, {}); });
-  }
+  void end(stream& s) { tell(hang::host_state::compute, {}, s); }
   /// Seconds since the barrier at which action i began or ended, after the step has run.
   [[nodiscard]] double at(std::size_t i, bool end) const {
     if constexpr (can_measure) return clock_->seconds(2 * i + (end ? 1 : 0));
@@ -97,6 +94,12 @@ class action_watch {
   }
 
  private:
+  void tell(hang::host_state state, std::string_view words, stream& s) {
+    if constexpr (requires { s.enqueue([] {}); })
+      if (ring_ != nullptr)
+        s.enqueue([ring = ring_, state, words] { ring->state(state, words, {}); });
+  }
+
   struct none {
     explicit none(std::size_t) {}
   };

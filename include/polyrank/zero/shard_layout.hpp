@@ -36,7 +36,8 @@ namespace polyrank {
 /// How one parameter is sharded.
 struct placement {
   std::size_t stage = 1;
-  bool whole = false; ///< not cut: one owner; only at stages 1 and 2
+  bool whole = false;  ///< not cut: one owner; only at stages 1 and 2
+  bool counted = true; ///< in the norm; false for a copy of a tied weight that others count
 };
 
 struct shard_layout_options {
@@ -60,7 +61,8 @@ inline void check_stage(std::size_t stage) {
 struct shard_bucket {
   std::vector<std::size_t> members{}; ///< parameter indices, ascending
   std::size_t stage = 0;
-  int owner = -1; ///< of a whole tensor; else -1
+  int owner = -1;      ///< of a whole tensor; else -1
+  bool counted = true; ///< in the norm
   std::size_t count = 0;
   std::size_t chunk = 0;       ///< elements of a rank, padding included; 0 unless cut
   std::size_t base = 0;        ///< place in the padded index of all buckets
@@ -106,7 +108,9 @@ class shard_layout {
       expects(!placements[i].whole || placements[i].stage > 0, "shard_layout: parameter ", i,
               " is marked whole at stage 0, where every rank has all of it anyway; take stage 1 "
               "or 2, or do not mark it");
-      groups.push_back(placements[i].whole ? 3 + i : placements[i].stage);
+      groups.push_back(placements[i].whole     ? 6 + i
+                       : placements[i].counted ? placements[i].stage
+                                               : 3 + placements[i].stage);
     }
     const layout order = layout::make(
         counts, width,
@@ -161,7 +165,7 @@ class shard_layout {
     for (const shard_bucket& b : buckets_)
       text += detail::cat("bucket of ", b.members.size(), " parameters from ", b.members.front(),
                           ", ", b.count, " elements, stage ", b.stage, ", chunk ", b.chunk,
-                          ", owner ", b.owner, '\n');
+                          ", owner ", b.owner, b.counted ? "" : ", not counted", '\n');
     return text;
   }
 
@@ -182,6 +186,7 @@ class shard_layout {
       b.count += slots_[i].count;
     }
     b.stage = placements[b.members.front()].stage;
+    b.counted = placements[b.members.front()].counted;
     if (placements[b.members.front()].whole) b.owner = 0; // chosen below
     const auto n = static_cast<std::size_t>(ranks_);
     if (b.stage > 0 && b.owner < 0 && ranks_ > 1)

@@ -150,6 +150,23 @@ class sharded_optimizer {
     steps_ = steps;
   }
 
+  /// The norm counts what all ranks of `others` have: the stages of a pipeline, say, whose
+  /// parameters are different ones. Call it before the first step, with the same options on all of
+  /// them.
+  /// @collective over `others`
+  void norm_over(Comm& others) {
+    others_ = &others;
+    const std::vector<std::string> all =
+        others.control().all_gather(detail::cat(own_blocks_.size()));
+    std::size_t total = 0, before = 0;
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      if (static_cast<int>(r) == others.rank()) before = total;
+      total += std::stoull(all[r]);
+    }
+    blocks_ = buffer<double>(total, memory());
+    own_blocks_ = {before, before + own_blocks_.size()};
+  }
+
   /// The learning-rate factor of the coming step; set it before begin(0, ...).
   void set_rate(double factor) noexcept { rate_ = factor; }
 
@@ -471,24 +488,33 @@ class sharded_optimizer {
   /// Squares of this rank's part of bucket b; what another rank counts is zero here.
   void square(std::size_t b, std::span<const float> sums) {
     const shard_bucket& bucket = layout_.buckets()[b];
-    const std::span<double> blocks = blocks_.span().subspan(bucket.first_block, bucket.blocks());
+    const std::span<double> blocks =
+        blocks_.span().subspan(own_blocks_.begin + bucket.first_block, bucket.blocks());
     if (blocks.empty()) return;
     work_.wait(grads_.reduced(b));
     const bool everywhere = !bucket.cut() && bucket.owner < 0; // one rank counts it
-    if (comm_->size() > 1) backend::fill(blocks, 0.0, work_);
-    if (sums.empty() || (everywhere && comm_->rank() != 0)) return;
+    if (comm_->size() > 1 || !bucket.counted) backend::fill(blocks, 0.0, work_);
+    if (sums.empty() || !bucket.counted || (everywhere && comm_->rank() != 0)) return;
     const std::size_t first = bucket.shard(comm_->rank()).begin / norm_block;
     ops::squares(sums, blocks.subspan(first, ceil_div(sums.size(), norm_block)), work_);
   }
 
   /// The norm over all ranks, and what it means for the step.
   void conclude() {
-    if (comm_->size() > 1 && blocks_.size() > 0) {
+    if ((comm_->size() > 1 || others_ != nullptr) && blocks_.size() > 0) {
       stream& c = grads_.issue_stream();
+      const std::span<double> all = blocks_.span(),
+                              own = all.subspan(own_blocks_.begin, own_blocks_.size());
+      if (others_ != nullptr) {
+        backend::fill(all.first(own_blocks_.begin), 0.0, work_);
+        backend::fill(all.subspan(own_blocks_.end), 0.0, work_);
+      }
       squared_.record(work_);
       c.wait(squared_);
-      comm_->template all_reduce<double>(blocks_.span(), blocks_.span(), reduce_op::sum,
-                                         on(c, "norm"));
+      if (comm_->size() > 1 && !own.empty())
+        comm_->template all_reduce<double>(own, own, reduce_op::sum, on(c, "norm"));
+      if (others_ != nullptr)
+        others_->template all_reduce<double>(all, all, reduce_op::sum, on(c, "norm of all"));
       summed_.record(c);
       work_.wait(summed_);
     }
@@ -542,6 +568,8 @@ class sharded_optimizer {
   buffer<V> values_;
   buffer<float> masters_, state_;
   buffer<double> blocks_;
+  Comm* others_ = nullptr;
+  range own_blocks_{0, blocks_.size()};
   buffer<control_block> control_;
   buffer<std::uint32_t> bad_; // non-finite local gradients, by parameter
   std::vector<state> buckets_;
