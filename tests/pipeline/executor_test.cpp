@@ -5,7 +5,9 @@
 #include "pipeline/toy_run.hpp"
 
 #include <polyrank/host/loopback.hpp>
+#include <polyrank/pipeline/recompute.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -63,11 +65,14 @@ struct slow_transport : plain {
 /// Runs table `t` on threads and adds up what is wrong.
 template <class Transport = plain>
 void run_on_threads(const table& t, outcome& out, conditions how = {}) {
-  host::loopback::run(static_cast<int>(t.shape.ranks), [&](loop& comm) {
-    const mistakes m = run_table<Transport>(comm, t, how);
-    out.wrong_gradients += m.gradients, out.wrong_rows += m.rows;
-    out.alive += m.alive, out.wrong_peaks += m.peaks;
-  });
+  host::loopback::run(static_cast<int>(t.shape.ranks),
+                      [&](loop& comm) {
+                        if (how.immediate) comm.set_stream_mode(host::stream::mode::immediate);
+                        const mistakes m = run_table<Transport>(comm, t, how);
+                        out.wrong_gradients += m.gradients, out.wrong_rows += m.rows;
+                        out.alive += m.alive, out.wrong_peaks += m.peaks;
+                      },
+                      {.timeout = std::chrono::seconds(5), .faults = {}});
 }
 
 } // namespace
@@ -122,12 +127,60 @@ TEST_CASE("a lane for each channel, more chunks, other costs, recomputation", "[
     }
 }
 
+TEST_CASE("a memory cap decides what is computed again, and holds while it runs", "[executor]") {
+  for (const schedule s : {schedule::one_f_one_b, schedule::gpipe, schedule::zb_h1, schedule::zb_v,
+                           schedule::dualpipe_v}) {
+    const table whole = generate(s, 4, 9, default_chunks(s));
+    const costs c = even_costs(whole.shape, 1, 1, 1, 0.05, 2.0 / 3); // as the toy's W
+    const double most = simulate(whole, c).ranks[0].peak_activation;
+    double least = 0; // which the refusal names
+    try {
+      static_cast<void>(recompute_to_fit(whole, c, 0.1));
+    } catch (const usage_error& e) {
+      const std::string text = e.what();
+      least = std::stod(text.substr(text.find("works is ") + 9));
+    }
+    REQUIRE((least > 0 && least < most));
+    std::size_t before = 0;
+    for (const double share : {1.0, 0.5, 0.0}) {
+      const double cap = share * most + (1 - share) * least * (1 + 1e-5);
+      const table fitted = recompute_to_fit(whole, c, cap);
+      const table t = lower(fitted, c);
+      const auto again = static_cast<std::size_t>(
+          std::count_if(t.actions.begin(), t.actions.end(),
+                        [](const action& a) { return a.kind == action_kind::recompute; }));
+      INFO(traits_of(s).name << ' ' << share << ": " << again << " recomputed");
+      for (const rank_report& r : simulate(t, c).ranks)
+        REQUIRE(r.peak_activation <= cap * (1 + 1e-9));
+      REQUIRE((share == 1.0) == (again == 0));
+      REQUIRE(again >= before); // a lower cap, more of it
+      REQUIRE(again < whole.shape.stages() * 9);
+      before = again;
+      outcome out;
+      run_on_threads(t, out, {.poison = true});
+      REQUIRE_FINE(t, out);
+    }
+  }
+}
+
 TEST_CASE("a table of one's own, without slots: a buffer for every microbatch", "[executor]") {
   table t = lowered(schedule::zb_v, 3, 6);
   t.slots.clear();
   outcome out;
   run_on_threads(t, out, {.steps = 2, .poison = true});
   REQUIRE(out.wrong_gradients + out.wrong_rows + out.alive == 0); // the simulator knows no slots
+}
+
+TEST_CASE("without threads of their own, streams run the schedules that cannot block",
+          "[executor]") {
+  for (const schedule s : training_schedules)
+    for (const std::size_t m : {1u, 4u, 7u}) {
+      const table t = lowered(s, 3, m);
+      outcome out;
+      run_on_threads(t, out, {.immediate = true});
+      INFO(traits_of(s).name);
+      REQUIRE_FINE(t, out);
+    }
 }
 
 TEST_CASE("evaluation runs forward only, on all ranks, also where the loss is on rank 0",

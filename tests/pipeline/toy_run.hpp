@@ -41,6 +41,7 @@ inline std::vector<std::size_t> ragged(std::size_t m) {
 struct conditions {
   int steps = 1;
   bool poison = false;
+  bool immediate = false; ///< streams without threads
 };
 
 /// What differs from the model without a pipeline, on this rank.

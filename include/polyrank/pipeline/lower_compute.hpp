@@ -19,10 +19,12 @@ namespace polyrank::pipeline::detail {
   return k == action_kind::backward || k == action_kind::input_grad;
 }
 
-/// Every backward gets its forward again, except where that forward has just run.
-[[nodiscard]] inline std::vector<action> add_recompute(std::span<const action> list) {
+/// Every backward that `wanted` says gets its forward again, except where that has just run.
+template <class Wanted>
+[[nodiscard]] std::vector<action> add_recompute(std::span<const action> list, Wanted wanted) {
   std::vector<action> out;
   const auto again = [&](const action& backward) {
+    if (!wanted(backward)) return;
     action forward = make_action(action_kind::forward, backward.stage, backward.microbatch);
     if (!out.empty() && out.back() == forward) return;
     forward.kind = action_kind::recompute;
@@ -119,7 +121,7 @@ namespace polyrank::pipeline::detail {
   out.shape = t.shape;
   for (std::size_t r = 0; r < t.shape.ranks; ++r) {
     std::vector<action> list(t.of(r).begin(), t.of(r).end());
-    if (recompute) list = add_recompute(list);
+    if (recompute) list = add_recompute(list, [](const action&) { return true; });
     if (live_stages > 0) list = add_gathers(list, live_stages);
     if (optimizer) list.push_back(make_action(action_kind::optimizer, t.shape.stage_of(r, 0)));
     out.actions.insert(out.actions.end(), list.begin(), list.end());
