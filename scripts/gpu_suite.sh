@@ -105,6 +105,10 @@ else
   step "bench: GPU stamps" "$root/scripts/gpu_ranks.sh" 1 "$build/bin/hang_cuda_bench"
 fi
 
+for n in 2 4; do
+  step "pipeline over NCCL, $n ranks" "$root/scripts/gpu_ranks.sh" "$n" "$build/tests/pipeline.cuda"
+done
+
 # The classifier: one digest for every N; accuracy beside the host's; a trace.
 train=("$build/bin/train_classifier" --quiet)
 [[ -z $data ]] || train+=(--data "$data")
