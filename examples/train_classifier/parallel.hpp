@@ -212,6 +212,8 @@ class sharded {
       opt_.ready(i, s);
   }
   void finish(stream& s) { opt_.finish(s); }
+  /// The norm, and the verdict to skip a step, are those of all stages of a pipeline.
+  void norm_over(Comm& stages) { opt_.norm_over(stages); }
   void update(std::size_t, double, stream& s) {
     opt_.step(s);
     if constexpr (narrow) copies_->stale();

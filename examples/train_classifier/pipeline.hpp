@@ -65,9 +65,6 @@ inline void check_pipeline(const config& c, std::size_t ranks, std::size_t layer
     refuse("--deterministic works on whole models; it does not go with --pipeline");
   if (c.accumulate > 1)
     refuse("--accumulate does not go with --pipeline; take more --microbatches");
-  if (c.clip > 0 && c.pipeline > 1)
-    refuse("--clip needs the norm over all stages, which this program does not compute with "
-           "--pipeline");
   if (c.sharded() && c.precision != "fp32")
     refuse("--precision ", c.precision,
            " with --zero keeps weights in 16 bits, which stages of a "
@@ -258,8 +255,10 @@ class pipelined {
   }
   template <class Parallel, class How>
   [[nodiscard]] std::unique_ptr<parallel_weights<stream>> parallel_as(How how) {
-    return std::make_unique<parallel_adapter<stream, Parallel>>(
+    auto made = std::make_unique<parallel_adapter<stream, Parallel>>(
         grid_.along("dp"), ops_, config_, tensors_, own_part(first_weights()), stream_, how);
+    if constexpr (requires { made->own.norm_over(comm_); }) made->own.norm_over(grid_.along("pp"));
+    return made;
   }
   template <elementwise_optimizer O>
   [[nodiscard]] std::unique_ptr<parallel_weights<stream>> sharded_by() {

@@ -29,3 +29,12 @@ compare 2 --accumulate 2
 compare 4 --pipeline 2 --schedule zb_h1 --microbatches 2
 compare 4 --pipeline 2 --schedule 1f1b --microbatches 2 --zero 1
 compare 4 --pipeline 2 --schedule zb_h1 --microbatches 2 --zero 2 --offload host
+# The norm that clips is that of all stages.
+whole=$("$mpiexec" "$count" 2 "${flags[@]}" "${train[@]}" --zero 1 --accumulate 2 --clip 0.5 --json whole.json)
+cut=$("$mpiexec" "$count" 4 "${flags[@]}" "${train[@]}" --zero 1 --pipeline 2 --microbatches 2 --clip 0.5 --json cut.json)
+echo "clipped: $whole $cut"
+python3 - <<'END'
+import json
+whole, cut = (json.load(open(f"{name}.json"))["losses"] for name in ("whole", "cut"))
+assert len(whole) == len(cut) and all(abs(a - b) <= 1e-5 * abs(a) for a, b in zip(whole, cut)), (whole, cut)
+END

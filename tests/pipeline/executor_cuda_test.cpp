@@ -18,8 +18,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 using namespace polyrank;
@@ -49,6 +51,8 @@ struct job {
   cuda::communicator comm = cuda::join(w);
   batch data;
   cuda::blas blas;
+  /// By (stages, microbatches): the gradients of all stages without a pipeline.
+  std::map<std::pair<std::size_t, std::size_t>, std::vector<std::vector<float>>> expected{};
 };
 std::unique_ptr<job> shared;
 job& the_job() {
@@ -68,8 +72,12 @@ struct gpu_stage {
   gpu_stage(std::size_t s, std::size_t of, const batch& b, cuda::blas& bl, buffer<float>& arrived)
       : stage(s), stages(of), data(&b), blas(&bl), dw(width * width, device::memory()),
         seen(&arrived) {
-    std::vector<float> host = noise(100 + s, width * width, 0.01f);
-    for (std::size_t i = 0; i < width; ++i) host[i * (width + 1)] += 1;
+    static std::map<std::size_t, std::vector<float>> made; // takes longer than the step
+    std::vector<float>& host = made[s];
+    if (host.empty()) {
+      host = noise(100 + s, width * width, 0.01f);
+      for (std::size_t i = 0; i < width; ++i) host[i * (width + 1)] += 1;
+    }
     w = test::up(host, device::memory());
   }
   [[nodiscard]] std::vector<boundary> inputs() const {
@@ -125,7 +133,8 @@ struct gpu_stage {
   }
 };
 
-/// The gradients of all stages on this GPU alone, each stage adding up in the order of the table.
+/// The gradients of all stages on this GPU alone, microbatch by microbatch: the bits of stages that
+/// add theirs up in that order.
 class reference {
  public:
   reference(std::size_t stages, const batch& b, cuda::blas& bl) : seen_(64, device::memory()) {
@@ -134,11 +143,9 @@ class reference {
       memory_.emplace_back(3 * size, device::memory()),
           x_.emplace_back(size + rows, device::memory()), dx_.emplace_back(size, device::memory());
   }
-  void run(const table& t, float seed, stream& s) {
-    // Same order everywhere: by microbatch as stage 0 adds them up. Stages whose order differs are
-    // compared within a tolerance.
+  void run(std::size_t microbatches, float seed, stream& s) {
     for (gpu_stage& g : all_) device::fill(g.dw.span(), 0.0f, s);
-    for (std::size_t k = 0; k < t.shape.microbatches; ++k) {
+    for (std::size_t k = 0; k < microbatches; ++k) {
       for (std::size_t n = 0; n < all_.size(); ++n) call(n, k, seed, s, 'F');
       for (std::size_t n = all_.size(); n-- > 0;) call(n, k, seed, s, 'B');
     }
@@ -215,11 +222,15 @@ verdict run(cuda::communicator& comm, schedule s, std::size_t m, lane_policy lan
     for (const action& a : t.of(r)) v.ops += is_transfer(a.kind) ? 1 : 0;
     v.alive = pipe.live_bytes() == 0 ? 0 : 1;
   }
-  reference plain(stages, data, blas);
-  plain.run(t, seed, work);
-  work.synchronize();
+  auto& expected = the_job().expected[{stages, m}];
+  if (expected.empty()) {
+    reference plain(stages, data, blas);
+    plain.run(m, seed, work);
+    work.synchronize();
+    for (std::size_t n = 0; n < stages; ++n) expected.push_back(test::down(plain.stage(n).dw));
+  }
   for (gpu_stage& g : own) {
-    const std::vector<float> got = test::down(g.dw), want = test::down(plain.stage(g.stage).dw);
+    const std::vector<float> got = test::down(g.dw), &want = expected[g.stage];
     double off = 0, norm = 0;
     for (std::size_t i = 0; i < got.size(); ++i) {
       v.bits += ascending(t, g.stage) && got[i] != want[i] ? 1 : 0;
@@ -244,8 +255,9 @@ TEST_CASE("schedules over NCCL give the gradients of the model without a pipelin
   for (const std::size_t m : {p - 1, 2 * p + 1})
     for (const schedule s : training_schedules) {
       if (m == 0) continue;
-      // Several lanes work where the GPU runs their kernels at once; one pair of ranks is enough.
-      const lane_policy lanes = p == 2 && m == 1 ? lane_policy::per_channel : lane_policy::single;
+      // Several lanes work where the GPU runs their kernels at once; each makes communicators.
+      const lane_policy lanes =
+          p == 2 && m == 1 && s == schedule::zb_v ? lane_policy::per_channel : lane_policy::single;
       const verdict v = run(comm, s, m, lanes);
       if (comm.rank() == 0)
         std::printf(
