@@ -29,7 +29,9 @@ for layer in range(layers * rank // ranks, layers * (rank + 1) // ranks):
         mine.append(nn.GELU(approximate="tanh"))
 stage_model = nn.Sequential(*mine)
 optimizer = torch.optim.AdamW(stage_model.parameters(), fused=True)
-stage = PipelineStage(stage_model, rank, ranks, torch.device("cpu"))
+# Shapes told beforehand: else they travel as pickles, which needs numpy.
+one = torch.zeros(rows, width, requires_grad=True)
+stage = PipelineStage(stage_model, rank, ranks, torch.device("cpu"), input_args=(one,), output_args=(one,))
 kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[name]
 schedule = kind(stage, n_microbatches=m, loss_fn=nn.functional.cross_entropy)
 x, labels = torch.full((m * rows, width), 0.5), torch.full((m * rows,), 3)
