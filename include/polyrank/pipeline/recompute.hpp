@@ -61,6 +61,11 @@ class activation_budget {
   };
   [[nodiscard]] std::size_t cell(const action& a) const { return a.stage * m_ + a.microbatch; }
 
+  /// What computing the backward's activation again adds.
+  [[nodiscard]] double again(const action& backward) const {
+    const stage_memory& b = costs_.memory[backward.stage];
+    return dropped_[cell(backward)] ? b.activation - b.checkpoint : 0;
+  }
   /// The most that is held, and during which action.
   [[nodiscard]] point highest() const {
     point top{0, 0};
@@ -69,14 +74,14 @@ class activation_budget {
       const action& a = list_[i];
       if (a.kind > action_kind::weight_grad) continue;
       const stage_memory& b = costs_.memory[a.stage];
-      const bool gone = dropped_[cell(a)];
       if (a.kind == action_kind::forward) {
+        if (a.joined != 0) now += again(list_[i + 1]); // before the pair, not inside it
         if (now + b.activation > top.peak) top = {now + b.activation, i};
-        now += gone ? b.checkpoint : b.activation;
+        now += dropped_[cell(a)] ? b.checkpoint : b.activation;
       } else if (a.kind == action_kind::weight_grad) {
         now -= b.weight_context;
       } else {
-        if (gone) now += b.activation - b.checkpoint; // computed again
+        if (i == 0 || list_[i - 1].joined == 0) now += again(a);
         if (now > top.peak) top = {now, i};
         now -= b.activation - (a.kind == action_kind::input_grad ? b.weight_context : 0);
       }
