@@ -138,25 +138,25 @@ layers=$(printf "$wide,%.0s" {1..14})$wide  # 16 layers: two chunks for each of 
 step probe 20 "$most" bash -c 'echo "{\"bench\": \"multicast off\", \"rank\": $OMPI_COMM_WORLD_RANK,
   \"NCCL_NVLS_ENABLE\": \"$NCCL_NVLS_ENABLE\"}" | tr -d "\n"; echo'
 nvidia-smi topo -m >"$out/nvidia-smi-topo.txt" 2>&1
-step probe 40 "$most" "$bin/polyrank_probe" all --json "$out/probe.json"
+step probe 30 "$most" "$bin/polyrank_probe" all --json "$out/probe.json"
 
-for n in $gpus; do step bandwidth 40 "$n" "${bench[@]}" bandwidth "$megabytes"; done
+for n in $gpus; do step bandwidth 30 "$n" "${bench[@]}" bandwidth "$megabytes"; done
 for n in $gpus; do
-  step grad_sync 45 "$n" "${bench[@]}" sync "$scale"
-  [[ -n $rehearse ]] || step grad_sync 40 "$n" "${torch[@]}" ddp 9
+  step grad_sync 40 "$n" "${bench[@]}" sync "$scale"
+  [[ -n $rehearse ]] || step grad_sync 30 "$n" "${torch[@]}" ddp 9
 done
 for n in $gpus; do step policies 30 "$n" "${bench[@]}" policies "$bucket"; done
 for n in $gpus; do
-  step zero 60 "$n" "${bench[@]}" zero "$parameters"
-  [[ -n $rehearse ]] || step zero 40 "$n" "${torch[@]}" fsdp "$parameters"
+  step zero 40 "$n" "${bench[@]}" zero "$parameters"
+  [[ -n $rehearse ]] || step zero 30 "$n" "${torch[@]}" fsdp "$parameters"
 done
 for n in 1 $gpus; do
-  step scaling 24 "$n" "${train[@]}" --quiet --epochs 400 --steps "$steps" --batch $((per_rank * n)) \
+  step scaling 16 "$n" "${train[@]}" --quiet --epochs 400 --steps "$steps" --batch $((per_rank * n)) \
     --json "$out/scaling$n.json"
 done
 for n in $gpus; do
   for schedule in gpipe 1f1b interleaved zb_h1 zb_v; do
-    step pipeline 20 "$n" "${train[@]}" --pipeline "$n" --schedule "$schedule" --microbatches $((4 * n)) \
+    step pipeline 14 "$n" "${train[@]}" --pipeline "$n" --schedule "$schedule" --microbatches $((4 * n)) \
       --hidden "$layers" --epochs 400 --steps 12 --batch $((per_rank * 2 * n)) --svg "$out/$schedule.$n.svg"
     sed -nE "s/^step +([0-9.]+) ms measured, ([0-9.]+) ms predicted.*/{\"bench\": \"pipeline\", \"schedule\": \"$schedule\", \"ranks\": $n, \"measured_ms\": \1, \"simulated_ms\": \2}/p" \
       "$out/last" >>"$out/pipeline.jsonl"

@@ -63,7 +63,7 @@ done
 grep -q 'no policies today' "$dir/out/policies.log" || fail "the log lacks why"
 [[ $(python3 -c 'import json, sys; print(*json.load(open(sys.argv[1]))["points"])' "$dir/out/results.json") == \
   'probe bandwidth grad_sync policies zero pipeline scaling hang' ]] || fail "results.json lacks points"
-run --only bandwidth,zero --limit 20
+run --only bandwidth,zero --limit 15
 [[ $code -eq 0 ]] || fail "exit code $code without policies"
 grep -q 'not run: out of time.*zero' "$dir/said" || fail "the limit is not kept"
 run --gpus 4
