@@ -164,7 +164,11 @@ class guard {
       }
     }
     ring_->come_to(life::failed);
-    const verdict v = dog_->look(options_.deadline, false);
+    verdict v = dog_->look(options_.deadline, false);
+    for (int i = 0; i < 10 && !v.has_operation; ++i) { // the others may come to wait in a moment
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      v = dog_->look(options_.deadline, false);
+    }
     ring_->remove(); // whoever watches has it in memory
     return v.code == verdict_code::rank_dead && v.has_operation ? v.headline : std::string();
   }
