@@ -4,6 +4,7 @@
 #include <polyrank/core/version.hpp>
 #include <polyrank/launch/run.hpp>
 
+#include "gpu_part.hpp"
 #include "json.hpp"
 #include "step_watch.hpp"
 
@@ -16,6 +17,7 @@
 #include <polyrank/probe/svg.hpp>
 #include <polyrank/probe/table.hpp>
 
+#include <cmath>
 #include <cstdio>
 #include <fcntl.h>
 #include <filesystem>
@@ -71,7 +73,10 @@ void read_data(const std::filesystem::path& folder, int rank, rank_facts& f) {
 class job {
  public:
   job(launch::world& world, const job_options& o)
-      : world_(world), o_(o), comm_(world.communicator()), watch_(world.label(), o.timeout) {}
+      : world_(world), o_(o), comm_(world.communicator()), watch_(world.label(), o.timeout),
+        gpus_(comm_, world.local_rank(), report_, watch_,
+              {o.gpu_worker, o.live.nvml_library,
+               std::chrono::duration_cast<std::chrono::milliseconds>(o.timeout) / 3}) {}
 
   int run() {
     facts();
@@ -79,22 +84,9 @@ class job {
       ladder();
     } else if (o_.command == job_options::what::bandwidth) {
       rank_links();
+      gpu_bandwidth();
     } else {
-      const bool stops = o_.command == job_options::what::preflight;
-      judge("driver and GPUs", {"no_gpu", "driver_mismatch", "nvml_hung", "gpu_lost"},
-            machine_findings_);
-      judge("GPU health", {}, machine_findings_);
-      const std::vector<finding> found = judge_ranks(report_.ranks);
-      if (go(stops)) judge("libraries", {"library_twice", "launcher_mismatch"}, found);
-      if (go(stops))
-        judge("ranks agree",
-              {"env_differs", "version_differs", "limits_differ", "cpu_differs", "gpu_differs",
-               "gpu_twice", "nics_differ", "uneven_hosts"},
-              found);
-      if (go(stops)) judge("environment of each rank", {}, found);
-      if (go(stops)) tcp();
-      if (stops ? !failed() : tcp_good_) rank_links();
-      if (!o_.data.empty() && go(stops)) data();
+      checks(o_.command == job_options::what::preflight);
     }
     return finish();
   }
@@ -104,8 +96,83 @@ class job {
     return std::any_of(report_.rungs.begin(), report_.rungs.end(),
                        [](const rung& r) { return r.how == rung::outcome::failed; });
   }
-  /// Whether the next rung runs; the ladder stops at the first that failed.
-  [[nodiscard]] bool go(bool stops) const { return !stops || !failed(); }
+
+  /// The rungs in their order. `stops`: at the first that fails; else all that make sense run.
+  void checks(bool stops) {
+    const auto go = [&] { return !stops || !failed(); };
+    std::vector<finding> machines = machine_findings_;
+    for (finding& f : gpus_.cuda_findings()) machines.push_back(std::move(f));
+    for (finding& f : judge_memory()) machines.push_back(std::move(f));
+    judge("driver and GPUs",
+          {"no_gpu", "driver_mismatch", "nvml_hung", "gpu_lost", "cuda_hung", "cuda_unusable"},
+          machines);
+    if (go()) judge("driver fits the runtime", {"driver_too_old"}, machines);
+    if (go()) gpu_rung("code for this GPU", &gpu_part::code);
+    if (go()) judge("GPU health", {}, machines);
+    const std::vector<finding> found = judge_ranks(report_.ranks);
+    if (go()) judge("libraries", {"library_twice", "launcher_mismatch"}, found);
+    if (go())
+      judge("ranks agree",
+            {"env_differs", "version_differs", "limits_differ", "cpu_differs", "gpu_differs",
+             "gpu_twice", "nics_differ", "uneven_hosts"},
+            found);
+    if (go()) judge("environment of each rank", {}, found);
+    if (go()) tcp();
+    if (stops ? go() : tcp_good_) rank_links();
+    if (go()) gpu_rung("copies between GPUs", &gpu_part::peers);
+    if (go()) gpu_rung("NCCL", &gpu_part::connect);
+    if (go()) gpu_rung("small win", &gpu_part::small_win);
+    if (go()) gpu_rung("matrix products", &gpu_part::gemm);
+    if (!stops && !failed()) {
+      gpu_rung("host and GPU", &gpu_part::host_device);
+      gpu_rung("pairs over NCCL", &gpu_part::pairs);
+      gpu_rung("collectives over NCCL", &gpu_part::collectives);
+    }
+    if (!o_.data.empty() && go()) data();
+  }
+
+  void gpu_bandwidth() {
+    for (const auto& [name, test] : {std::pair("host and GPU", &gpu_part::host_device),
+                                     std::pair("copies between GPUs", &gpu_part::peers),
+                                     std::pair("pairs over NCCL", &gpu_part::pairs),
+                                     std::pair("collectives over NCCL", &gpu_part::collectives)})
+      gpu_rung(name, test);
+  }
+
+  /// A rung that needs a GPU on every rank and code of ours on it.
+  void gpu_rung(const std::string& name, gpu_part::result (gpu_part::*test)()) {
+    if (!gpus_.usable() || no_code_) {
+      report_.rungs.push_back({name, rung::outcome::not_run,
+                               no_code_ ? "no code for this GPU" : gpus_.why_not(), 0});
+      return;
+    }
+    enter(name);
+    const gpu_part::result r = (gpus_.*test)();
+    bool good = true;
+    for (const finding& f : r.findings) {
+      good = good && f.kind().level() == severity::warning;
+      no_code_ = no_code_ || f.code == "no_code";
+      report_.findings.push_back(f);
+    }
+    leave(name, good, r.findings.empty() ? r.text : r.findings[0].code);
+  }
+
+  /// GPUs of ranks with less free memory than --memory asks for.
+  [[nodiscard]] std::vector<finding> judge_memory() const {
+    std::vector<finding> out;
+    for (const rank_facts& f : report_.ranks)
+      for (const machine& m : report_.machines)
+        for (const gpu& g : m.gpus)
+          if (m.host == f.host && !g.uuid.empty() && g.uuid == f.gpu_uuid &&
+              g.memory_free.known() &&
+              static_cast<double>(*g.memory_free) < o_.memory_gib * (1 << 30))
+            out.push_back({"memory_short",
+                           cat("rank ", f.rank, ": ", g.name, " has ",
+                               probe::detail::gib_text(*g.memory_free), " free, --memory asks for ",
+                               o_.memory_gib, " GiB"),
+                           f.rank, f.host});
+    return out;
+  }
 
   void enter(const std::string& step) {
     watch_.enter(step);
@@ -141,8 +208,10 @@ class job {
   void facts() {
     enter("facts of this host");
     std::vector<finding> driver;
-    machine m = read_live({}, driver);
+    machine m = read_live(o_.live, driver);
     rank_facts f = collect_rank_facts(world_.rank(), world_.local_rank(), m);
+    const gpu_answer cuda = gpus_.facts();
+    if (cuda.good()) take_cuda(read_cuda_facts(cuda), m, f);
     char mpi[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
     MPI_Get_library_version(mpi, &length);
@@ -176,6 +245,31 @@ class job {
       for (machine& one : theirs.machines) report_.machines.push_back(std::move(one));
       for (finding& one : theirs.findings) machine_findings_.push_back(std::move(one));
     }
+    std::vector<gpu_answer> answers;
+    for (const std::string& words : comm_.control().all_gather(encode(cuda)))
+      answers.push_back(decode_answer(words));
+    gpus_.learn(std::move(answers));
+  }
+
+  /// What this program is linked with, and the GPU that CUDA gives to this rank.
+  void take_cuda(const cuda_facts& c, const machine& m, rank_facts& f) {
+    f.versions["cuda driver"] = cuda_version_text(c.driver);
+    f.versions["cuda runtime"] = cuda_version_text(c.runtime);
+    if (!c.cublas.empty()) f.versions["cublas"] = c.cublas;
+    if (!c.nccl.empty()) f.versions["nccl"] = c.nccl;
+    for (const std::string& path : c.libraries)
+      if (std::find(f.libraries.begin(), f.libraries.end(), path) == f.libraries.end())
+        f.libraries.push_back(path);
+    if (c.devices.empty()) return;
+    const cuda_device& d =
+        c.devices[static_cast<std::size_t>(world_.local_rank()) % c.devices.size()];
+    f.gpu_uuid = d.uuid;
+    f.gpu_model = d.name;
+    for (const gpu& g : m.gpus)
+      if (g.address == d.address) {
+        if (!g.uuid.empty()) f.gpu_uuid = g.uuid; // of NVML: also of MIG slices
+        f.gpu_cpus = g.cpus.value_or(cpu_list{});
+      }
   }
 
   void tcp() {
@@ -218,7 +312,8 @@ class job {
   void rank_links() {
     enter("data, latency and bandwidth between ranks");
     report_.rank_links = measure_rank_links(comm_, report_.ranks);
-    report_.cost = fit_cost_model(report_.rank_links);
+    report_.costs.inside = fit_cost_model(report_.rank_links, true);
+    report_.costs.between = fit_cost_model(report_.rank_links, false);
     const std::vector<finding> found = judge_rank_links(report_.rank_links, report_.ranks);
     bool good = true;
     for (const finding& f : found) {
@@ -284,9 +379,35 @@ class job {
     if (world_.size() > 1) sum("2 ranks", 0, world_.rank() < 2);
     sum("each host alone", host, true);
     if (host_number.size() > 1) sum("all ranks", 0, true);
-    if (failed())
+    if (failed()) {
       report_.findings.push_back(
           {"rank_data_corrupt", "all_reduce in step " + report_.rungs.back().name, -1, ""});
+      return;
+    }
+    if (o_.gpu_worker.empty()) return;
+    // The same over NCCL.
+    const auto nccl = [&](const std::string& name, const auto& colour_of) {
+      if (failed()) return;
+      if (!gpus_.usable()) {
+        report_.rungs.push_back({name, rung::outcome::not_run, gpus_.why_not(), 0});
+        return;
+      }
+      enter(name);
+      std::vector<int> colours;
+      for (const rank_facts& f : report_.ranks) colours.push_back(colour_of(f));
+      const gpu_part::result r = gpus_.group(colours);
+      for (finding f : r.findings) {
+        f.evidence = name + ": " + f.evidence;
+        report_.findings.push_back(std::move(f));
+      }
+      leave(name, r.findings.empty(), r.text);
+    };
+    nccl("NCCL, 1 rank", [](const rank_facts& f) { return f.rank; });
+    if (world_.size() > 1)
+      nccl("NCCL, 2 ranks", [](const rank_facts& f) { return f.rank < 2 ? 0 : -1; });
+    nccl("NCCL, each host alone", [&](const rank_facts& f) { return host_number[f.host]; });
+    if (host_number.size() > 1)
+      nccl("NCCL, all ranks", [](const rank_facts&) { return 0; });
   }
 
   /// Rungs that did not run are named, in their order.
@@ -294,12 +415,21 @@ class job {
     if (o_.command == job_options::what::ladder || o_.command == job_options::what::bandwidth)
       return;
     std::vector<std::string> all{"driver and GPUs",
+                                 "driver fits the runtime",
+                                 "code for this GPU",
                                  "GPU health",
                                  "libraries",
                                  "ranks agree",
                                  "environment of each rank",
                                  "TCP between all ranks",
-                                 "data between ranks"};
+                                 "data between ranks",
+                                 "copies between GPUs",
+                                 "NCCL",
+                                 "small win",
+                                 "matrix products"};
+    if (o_.command == job_options::what::all)
+      for (const char* name : {"host and GPU", "pairs over NCCL", "collectives over NCCL"})
+        all.emplace_back(name);
     if (!o_.data.empty()) all.emplace_back("data directory");
     for (const std::string& name : all)
       if (std::none_of(report_.rungs.begin(), report_.rungs.end(),
@@ -311,10 +441,16 @@ class job {
     name_missing();
     watch_.enter("report");
     const int code = exit_code(report_.findings);
+    const auto costs = report_.costs.complete();
+    if (!o_.cost_model.empty() && !costs)
+      throw on_every_rank(usage_error(
+          cat("--cost-model: no link was measured (", world_.size() == 1 ? "one rank" : "see above",
+              "), so there is no cost model")));
     if (world_.rank() == 0) {
       if (!listen_error_.empty())
         std::fprintf(stderr, "[%s] %s\n", world_.label().c_str(), listen_error_.c_str());
       if (!o_.json.empty()) write_file(o_.json, report_json(report_));
+      if (!o_.cost_model.empty()) write_file(o_.cost_model, cost_model_text(*costs));
       if (!o_.svg.empty() && !report_.machines.empty())
         write_file(o_.svg, topology_svg(report_.machines[0]));
       std::fputs(text().c_str(), stdout);
@@ -346,6 +482,7 @@ class job {
                           l.data_ok ? "ok" : "CHANGED"});
         out += probe::detail::columns_text(rows) + '\n';
       }
+      out += gpu_text();
       std::vector<std::vector<std::string>> rows;
       for (const rung& r : report_.rungs)
         rows.push_back({std::string(outcome_text(r.how)), r.name, r.text});
@@ -360,12 +497,40 @@ class job {
                      '\n');
   }
 
+  /// Tables of measured links and collectives.
+  [[nodiscard]] std::string gpu_text() const {
+    const auto gb = [](double v) { return v > 0 ? cat(std::round(v / 1e8) / 10) : "-"; };
+    const auto us = [](double v) { return v > 0 ? cat(std::round(v * 1e7) / 10) : "-"; };
+    std::string out;
+    if (!report_.gpu_links.empty() && report_.gpu_links.size() <= 200) {
+      std::vector<std::vector<std::string>> rows{
+          {"host", "from", "to", "how", "link", "us", "GB/s", "usual", "ratio", "verdict"}};
+      for (const gpu_link& l : report_.gpu_links)
+        rows.push_back({l.host, l.a, l.b.empty() ? "host" : l.b, std::string(kind_text(l.kind)),
+                        l.route, us(l.seconds), gb(l.bytes_per_s), gb(l.usual),
+                        l.ratio() > 0 ? cat(std::round(l.ratio() * 100) / 100) : "-",
+                        std::string(l.verdict())});
+      out += probe::detail::columns_text(rows) + '\n';
+    }
+    if (!report_.collectives.empty()) {
+      std::vector<std::vector<std::string>> rows{
+          {"collective", "bytes", "us", "algbw GB/s", "busbw GB/s", "data"}};
+      for (const collective_rate& c : report_.collectives)
+        rows.push_back({c.name, cat(c.bytes), us(c.seconds), gb(c.algbw()), gb(c.busbw()),
+                        c.data_ok ? "ok" : "CHANGED"});
+      out += probe::detail::columns_text(rows) + '\n';
+    }
+    return out;
+  }
+
   launch::world& world_;
   const job_options& o_;
   host::communicator comm_;
   step_watch watch_;
   std::chrono::steady_clock::time_point start_;
   report report_;
+  gpu_part gpus_;
+  bool no_code_ = false;
   std::vector<finding> machine_findings_;
   std::optional<tcp_greeter> greeter_;
   std::string listen_error_;

@@ -112,7 +112,36 @@ json pair_json(const gpu_pair& p, std::size_t host) {
   status("p2p_atomics", p.p2p_atomics);
   status("p2p_nvlink", p.p2p_nvlink);
   status("nccl", p.nccl);
+  if (p.peer_access.known()) out["peer_access"] = *p.peer_access;
+  if (p.peer_atomics.known()) out["peer_atomics"] = *p.peer_atomics;
   return out;
+}
+
+json number_or_null(double v) { return v > 0 ? json(v) : json(); }
+
+json gpu_link_json(const gpu_link& l) {
+  return {{"host", or_null(l.host)},
+          {"a", l.a},
+          {"b", or_null(l.b)},
+          {"kind", kind_text(l.kind)},
+          {"route", or_null(l.route)},
+          {"latency_s", number_or_null(l.seconds)},
+          {"bytes_per_s", number_or_null(l.bytes_per_s)},
+          {"usual", number_or_null(l.usual)},
+          {"ratio", number_or_null(l.ratio())},
+          {"verdict", l.verdict()},
+          {"may_be_slow", l.may_be_slow},
+          {"text", or_null(l.text)}};
+}
+
+json collective_json(const collective_rate& c) {
+  return {{"name", c.name},
+          {"ranks", c.ranks},
+          {"bytes", c.bytes},
+          {"seconds", number_or_null(c.seconds)},
+          {"algbw", number_or_null(c.algbw())},
+          {"busbw", number_or_null(c.busbw())},
+          {"data_ok", c.data_ok}};
 }
 
 json rank_json(const rank_facts& f) {
@@ -149,7 +178,8 @@ json rank_json(const rank_facts& f) {
 std::string report_json(const report& r) {
   json hosts = json::array(), gpus = json::array(), pairs = json::array(), nics = json::array(),
        ethernet = json::array(), ranks = json::array(), links = json::array(),
-       rungs = json::array(), findings = json::array();
+       gpu_links = json::array(), collectives = json::array(), rungs = json::array(),
+       findings = json::array();
   for (std::size_t h = 0; h < r.machines.size(); ++h) {
     const machine& m = r.machines[h];
     json nodes = json::array();
@@ -175,6 +205,8 @@ std::string report_json(const report& r) {
                      {"latency_s", l.seconds},
                      {"bytes_per_s", l.bytes_per_s},
                      {"data_ok", l.data_ok}});
+  for (const gpu_link& l : r.gpu_links) gpu_links.push_back(gpu_link_json(l));
+  for (const collective_rate& c : r.collectives) collectives.push_back(collective_json(c));
   for (const rung& s : r.rungs)
     rungs.push_back({{"name", s.name},
                      {"outcome", outcome_text(s.how)},
@@ -203,9 +235,11 @@ std::string report_json(const report& r) {
            {"nics", nics},
            {"ethernet", ethernet},
            {"rank_links", links},
+           {"gpu_links", gpu_links},
+           {"collectives", collectives},
            {"rungs", rungs},
            {"findings", findings}};
-  if (r.cost) out["cost_model"] = {{"alpha", r.cost->alpha}, {"beta", r.cost->beta}};
+  if (const auto c = r.costs.complete()) out["cost_model"] = json::parse(cost_model_text(*c));
   return out.dump(1) + '\n';
 }
 
@@ -412,6 +446,37 @@ void read_pair(const fields& f, machine& m) {
   status("p2p_atomics", p.p2p_atomics);
   status("p2p_nvlink", p.p2p_nvlink);
   status("nccl", p.nccl);
+  if (f.find("peer_access") != nullptr)
+    p.peer_access = {f.need<bool>("peer_access"), source::cuda};
+  if (f.find("peer_atomics") != nullptr)
+    p.peer_atomics = {f.need<bool>("peer_atomics"), source::cuda};
+}
+
+gpu_link read_gpu_link(const fields& f) {
+  gpu_link l;
+  l.host = f.get<std::string>("host", "");
+  l.a = f.need<std::string>("a");
+  l.b = f.get<std::string>("b", "");
+  const auto kind = f.need<std::string>("kind");
+  bool known = false;
+  for (int i = 0; i < 6; ++i)
+    if (kind == kind_text(static_cast<transfer_kind>(i))) {
+      l.kind = static_cast<transfer_kind>(i);
+      known = true;
+    }
+  if (!known) f.fail("kind", "is no kind of transfer");
+  l.route = f.get<std::string>("route", "");
+  l.seconds = f.get<double>("latency_s", 0);
+  l.bytes_per_s = f.get<double>("bytes_per_s", 0);
+  l.usual = f.get<double>("usual", 0);
+  l.may_be_slow = f.get<bool>("may_be_slow", false);
+  l.text = f.get<std::string>("text", "");
+  const auto verdict = f.get<std::string>("verdict", "");
+  l.how = verdict == "CORRUPT"  ? gpu_link::state::corrupt
+          : verdict == "HUNG"   ? gpu_link::state::hung
+          : verdict == "failed" ? gpu_link::state::failed
+                                : gpu_link::state::ok;
+  return l;
 }
 
 } // namespace
@@ -503,6 +568,7 @@ report read_report_json(std::string_view text, std::string_view name) {
   each("pairs", [&](const fields& f) { read_pair(f, host_of(f)); });
   each("nics", [&](const fields& f) { host_of(f).nics.push_back(read_nic(f)); });
   each("ethernet", [&](const fields& f) { host_of(f).ethernet.push_back(read_nic(f)); });
+  each("gpu_links", [&](const fields& f) { r.gpu_links.push_back(read_gpu_link(f)); });
   each("findings", [&](const fields& f) {
     finding found;
     found.code = f.need<std::string>("code");

@@ -2,6 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "job.hpp"
 #include "topo.hpp"
+#ifdef POLYRANK_PROBE_CUDA
+#include "gpu_worker.hpp"
+#endif
 
 #include "support/flags.hpp"
 
@@ -10,8 +13,20 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
 
 namespace {
+
+/// The command of a child that calls CUDA for us; empty where this program cannot.
+std::vector<std::string> gpu_worker_command() {
+#ifdef POLYRANK_PROBE_CUDA
+  return {"/proc/self/exe", "gpu-worker"};
+#else
+  return {};
+#endif
+}
 
 int command(int argc, char** argv) {
   using namespace polyrank::examples;
@@ -41,14 +56,21 @@ int command(int argc, char** argv) {
   CLI::App* preflight_command = app.add_subcommand(
       "preflight", "Checks the ranks step by step; stops at the first that fails");
   CLI::App* all_command =
-      app.add_subcommand("all", "Topology, all checks, latency and bandwidth between ranks");
+      app.add_subcommand("all", "Topology, all checks, and all that bandwidth measures");
   CLI::App* bandwidth_command = app.add_subcommand(
-      "bandwidth", "Latency and bandwidth between ranks over MPI, and the cost model that fits");
+      "bandwidth", "Bandwidth and integrity of links: ranks over MPI, host and GPU, GPUs, NCCL");
   CLI::App* ladder_command = app.add_subcommand(
       "ladder", "The same sum with 1 rank, 2, each host, all: which step fails first");
   for (CLI::App* sub : {topo_command, all_command})
     sub->add_option("--svg", topo.svg, "Draw the topology into FILE")->type_name("FILE");
+  for (CLI::App* sub : {preflight_command, all_command, bandwidth_command})
+    sub->add_option("--cost-model", job.cost_model,
+                    "Write the cost model of the measured links into FILE")
+        ->type_name("FILE");
   for (CLI::App* sub : {preflight_command, all_command}) {
+    sub->add_option("--memory", job.memory_gib, "Free memory that each rank needs on its GPU")
+        ->type_name("GIB")
+        ->check(CLI::Range(0.0, 1e6));
     sub->add_option("--data", job.data, "Read DIR by all ranks at once")->type_name("DIR");
     sub->add_option("--tcp-port", job.tcp_port,
                     "Test TCP at P + local rank (default: any free port)")
@@ -97,6 +119,7 @@ int command(int argc, char** argv) {
   if (*topo_command) {
     topo.json = common.json;
     topo.quiet = common.quiet;
+    topo.gpu_worker = gpu_worker_command();
     return run_topo(topo);
   }
   if (*diff_command) return run_diff(before, after, common.json, common.quiet);
@@ -110,12 +133,17 @@ int command(int argc, char** argv) {
   job.quiet = common.quiet;
   job.svg = topo.svg;
   job.timeout = std::chrono::seconds(timeout);
+  job.gpu_worker = gpu_worker_command();
   return run_job(argc, argv, job);
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
+#ifdef POLYRANK_PROBE_CUDA
+  if (argc == 2 && std::strcmp(argv[1], "gpu-worker") == 0)
+    return polyrank::examples::run_gpu_worker();
+#endif
   try {
     return command(argc, argv);
   } catch (const polyrank::usage_error& e) {

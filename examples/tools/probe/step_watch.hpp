@@ -17,14 +17,15 @@ class step_watch {
   ~step_watch();
   step_watch(const step_watch&) = delete;
   step_watch& operator=(const step_watch&) = delete;
-  /// A new step starts now.
-  void enter(const std::string& step);
+  /// A new step starts now; it may take `least` even where the limit is shorter.
+  void enter(const std::string& step, std::chrono::milliseconds least = {});
 
  private:
   void run();
 
   std::string who_, step_ = "start";
   std::chrono::seconds limit_;
+  std::chrono::milliseconds now_{}; // the limit of this step
   std::mutex mutex_;
   std::condition_variable wake_;
   std::chrono::steady_clock::time_point due_;

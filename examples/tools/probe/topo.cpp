@@ -5,6 +5,7 @@
 
 #include "support/files.hpp"
 
+#include <polyrank/probe/cuda_facts.hpp>
 #include <polyrank/probe/diff.hpp>
 #include <polyrank/probe/judge_machine.hpp>
 #include <polyrank/probe/launch_line.hpp>
@@ -51,6 +52,15 @@ int run_topo(const topo_options& o) {
   if (o.from.empty()) {
     expects(o.numa.empty(), "--numa goes with --from");
     r.machines.push_back(read_live({}, r.findings));
+    machine& m = r.machines[0];
+    const gpu_answer cuda = gpu_worker(o.gpu_worker).ask("facts", std::chrono::seconds(20));
+    if (cuda.good()) {
+      add_cuda_facts(m, read_cuda_facts(cuda));
+      choose_nccl_transport(m, nccl_settings::from_environment());
+    }
+    const bool gpu_seen = std::any_of(m.gpus.begin(), m.gpus.end(),
+                                      [](const gpu& g) { return !g.uuid.empty(); });
+    for (finding& f : judge_cuda(cuda, gpu_seen, m.host)) r.findings.push_back(std::move(f));
   } else {
     r = read_any(o.from, numa_map(o.numa));
   }

@@ -15,6 +15,7 @@ struct topo_options {
   std::vector<std::string> numa; ///< "0000:20=1", for lspci files
   std::string svg, json;
   bool quiet = false;
+  std::vector<std::string> gpu_worker; ///< asks CUDA; empty: built without
 };
 
 struct launch_options {

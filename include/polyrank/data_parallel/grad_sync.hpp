@@ -29,7 +29,7 @@
 #include <polyrank/backend/agree.hpp>
 #include <polyrank/backend/buffer.hpp>
 #include <polyrank/backend/concepts.hpp>
-#include <polyrank/core/cost_model.hpp>
+#include <polyrank/core/cost_model_file.hpp>
 #include <polyrank/data_parallel/grad_sync_options.hpp>
 #include <polyrank/data_parallel/layout.hpp>
 #include <polyrank/data_parallel/parameter.hpp>
@@ -42,6 +42,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory_resource>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -338,11 +339,13 @@ class grad_sync {
     const std::size_t ranks =
         static_cast<std::size_t>(comm_->size()) * std::max<std::size_t>(blocks_, 1);
     // Large enough to hide latency, small enough that most of backward is left to overlap with.
+    const cost_model measured = agreed_cost_model(comm_->control());
     const std::size_t least = std::size_t{1} << 20;
     const std::size_t bucket_bytes =
         o.bucket_bytes != 0
             ? o.bucket_bytes
-            : std::clamp(o.cost.bucket_bytes(ranks), least, std::max(least, total / 8));
+            : std::clamp(o.cost.value_or(measured).bucket_bytes(ranks), least,
+                         std::max(least, total / 8));
     layout_ = polyrank::layout::make(
         counts, sizeof(G),
         {.bucket_bytes = bucket_bytes, .tail_bytes = o.tail_bytes, .order = o.order});

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <memory_resource>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,7 +24,7 @@ enum class gradients_hold {
 struct grad_sync_options {
   std::size_t bucket_bytes = 0;     ///< 0: from `cost`
   std::size_t tail_bytes = 1 << 20; ///< of the last bucket
-  cost_model cost{};                ///< measured by the probe; sizes the buckets
+  std::optional<cost_model> cost{}; ///< sizes the buckets; unset: of POLYRANK_COST_MODEL's file
   std::vector<std::size_t> order{}; ///< issue order of parameters; empty: reverse declaration
   gradients_hold leave = gradients_hold::mean;
   float weight = 1;      ///< of this rank in the mean, e.g. its batch size where GPUs are unlike

@@ -74,7 +74,8 @@ template <class Device>
     if (!old.model.empty() && !now.model.empty() && old.model != now.model)
       out.push_back({who, "model", old.model, now.model});
     std::map<std::string, std::string> facts;
-    const std::string_view moving[] = {"memory_free", "processes", "throttle", "rank", "dev"};
+    const std::string_view moving[] = {"memory_free", "processes", "throttle", "utilization",
+                                       "pcie_loaded", "rank",      "dev"};
     each_fact(now, [&](const char* name, const auto& f) {
       if (f.known()) facts[name] = detail::fact_text(*f);
     });

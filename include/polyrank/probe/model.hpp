@@ -143,7 +143,9 @@ struct gpu {
   fact<std::int64_t> compute_units;   ///< of AMD GPUs
   fact<std::int64_t> rank, dev;       ///< in a file that NCCL wrote
   fact<bool> gpudirect_rdma;          ///< gdr="1" in such a file
-  fact<pcie_link> pcie_now, pcie_max; ///< an idle GPU lowers the generation: compare under load
+  fact<pcie_link> pcie_now, pcie_max; ///< an idle GPU lowers the generation
+  fact<pcie_link> pcie_loaded;        ///< read while data is copied: compare this one
+  fact<bool> cuda;                    ///< CUDA gives it to this process
   fact<double> pcie_gb_per_s;         ///< where only a rate is given (hwloc)
   fact<std::int64_t> nvlink_present, nvlink_active, nvlink_version, c2c_links;
   std::vector<nvlink_peer> nvlink_peers;
@@ -183,6 +185,8 @@ void each_fact(Gpu& g, F&& f) {
   f("gpudirect_rdma", g.gpudirect_rdma);
   f("pcie_now", g.pcie_now);
   f("pcie_max", g.pcie_max);
+  f("pcie_loaded", g.pcie_loaded);
+  f("cuda", g.cuda);
   f("pcie_gb_per_s", g.pcie_gb_per_s);
   f("nvlink_present", g.nvlink_present);
   f("nvlink_active", g.nvlink_active);
@@ -235,11 +239,15 @@ struct gpu_pair {
   link_family family = link_family::nvlink;
   source from = source::none;
   fact<std::string> p2p_read, p2p_write, p2p_atomics, p2p_nvlink; ///< "OK", "NS", "CNS", ...
-  fact<std::string> nccl; ///< what NCCL will use: "P2P", "SHM", "NET"
+  fact<bool> peer_access, peer_atomics; ///< what CUDA allows; atomics in both ways mean NVLink
+  fact<std::string> nccl;               ///< what NCCL will use: "P2P", "SHM", "NET"
 };
 
-/// The best link of a pair: "NV18", "XGMI1", or the PCI class.
+/// The best link of a pair: "NV18", "XGMI1", "NV?" where only CUDA's word tells of NVLink, or the
+/// PCI class.
 [[nodiscard]] inline std::string link_text(const gpu_pair& p) {
+  if (p.nvlink.what == nvlink_count::knowledge::unknown && p.peer_atomics.value_or(false))
+    return "NV?";
   if (p.nvlink.some())
     return polyrank::detail::cat(p.family == link_family::xgmi ? "XGMI" : "NV", p.nvlink.links);
   return std::string(path_text(p.pci));

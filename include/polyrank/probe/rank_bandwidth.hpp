@@ -142,14 +142,13 @@ measure_rank_links(Comm& comm, const std::vector<rank_facts>& ranks, std::size_t
   return out;
 }
 
-/// The cost model of the slowest kind of link: between hosts where there are several, else within
-/// one. Nothing without links.
-[[nodiscard]] inline std::optional<cost_model> fit_cost_model(const std::vector<rank_link>& links) {
-  const bool across =
-      std::any_of(links.begin(), links.end(), [](const rank_link& l) { return !l.same_host; });
+/// The cost model of the links within hosts, or of those between them: medians. Nothing where there
+/// are none.
+[[nodiscard]] inline std::optional<cost_model>
+fit_cost_model(const std::vector<rank_link>& links, bool same_host) {
   std::vector<double> alpha, beta;
   for (const rank_link& l : links)
-    if (l.same_host != across) {
+    if (l.same_host == same_host) {
       alpha.push_back(l.seconds);
       beta.push_back(l.bytes_per_s);
     }

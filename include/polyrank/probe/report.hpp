@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <polyrank/core/cost_model.hpp>
+#include <polyrank/core/cost_model_file.hpp>
 #include <polyrank/probe/finding.hpp>
+#include <polyrank/probe/gpu_links.hpp>
 #include <polyrank/probe/model.hpp>
 #include <polyrank/probe/rank_facts.hpp>
 
@@ -34,11 +35,27 @@ struct rung {
   return o == rung::outcome::passed ? "ok" : o == rung::outcome::failed ? "FAILED" : "not run";
 }
 
+/// Cost models of what has been measured: over NCCL where all ranks have a GPU, else over MPI.
+struct link_costs {
+  std::optional<cost_model> ring;            ///< of all-reduces
+  std::optional<cost_model> inside, between; ///< of transfers within a host, between hosts
+
+  /// All three, what is missing taken from the slowest that is there; nothing if none is.
+  [[nodiscard]] std::optional<measured_costs> complete() const {
+    const auto slowest = between ? between : inside ? inside : ring;
+    if (!slowest) return std::nullopt;
+    return measured_costs{ring.value_or(*slowest), inside.value_or(*slowest),
+                          between.value_or(*slowest)};
+  }
+};
+
 struct report {
   std::vector<machine> machines; ///< one per host
   std::vector<rank_facts> ranks;
   std::vector<rank_link> rank_links;
-  std::optional<cost_model> cost; ///< of the slowest kind of link between ranks
+  std::vector<gpu_link> gpu_links;
+  std::vector<collective_rate> collectives;
+  link_costs costs;
   std::vector<rung> rungs;
   std::vector<finding> findings;
 };
