@@ -165,8 +165,10 @@ gpu_part::result gpu_part::peers() {
     for (std::size_t j = i + 1; j < known.devices.size() && hangs < 3; ++j) {
       const std::size_t a = index(i), b = index(j);
       if (a >= m.gpus.size() || b >= m.gpus.size()) continue;
+      bool suspect = o_.thorough; // whether the way by the host is of interest
       for (const transfer_kind kind : {transfer_kind::peer, transfer_kind::by_host}) {
         const bool direct = kind == transfer_kind::peer;
+        if (!direct && !suspect) continue;
         const gpu_answer answer = worker_.ask(
             cat("peer ", i, ' ', j, ' ', 64 * mib, direct ? " direct" : " host"), o_.deadline);
         if (direct && answer.word("access") == "0") continue;
@@ -180,6 +182,7 @@ gpu_part::result gpu_part::peers() {
         l.bytes_per_s = answer.number("bandwidth");
         if (direct) expect_pair(l, m, a, b);
         hangs += answer.hung() ? 1 : 0;
+        suspect = suspect || l.how != gpu_link::state::ok;
         mine.gpu_links.push_back(std::move(l));
       }
     }
@@ -457,9 +460,9 @@ gpu_part::result gpu_part::pairs() {
         alpha.push_back(l.seconds);
         beta.push_back(l.bytes_per_s);
       }
-    if (!alpha.empty())
-      (network ? report_.costs.between : report_.costs.inside) = {probe::detail::median(alpha),
-                                                                  probe::detail::median(beta)};
+    if (alpha.empty()) continue;
+    const cost_model fit{probe::detail::median(alpha), probe::detail::median(beta)};
+    (network ? report_.costs.between : report_.costs.inside) = fit;
   }
   return out;
 }

@@ -22,6 +22,7 @@ struct gpu_options {
   std::vector<std::string> worker;           ///< command; empty: built without CUDA
   std::string nvml_library = "libnvidia-ml.so.1"; ///< for the PCIe link under load
   std::chrono::milliseconds deadline{20000}; ///< of each test
+  bool thorough = true; ///< also copies by the host where the direct ones are good
 };
 
 class gpu_part {

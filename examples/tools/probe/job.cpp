@@ -76,7 +76,8 @@ class job {
       : world_(world), o_(o), comm_(world.communicator()), watch_(world.label(), o.timeout),
         gpus_(comm_, world.local_rank(), report_, watch_,
               {o.gpu_worker, o.live.nvml_library,
-               std::chrono::duration_cast<std::chrono::milliseconds>(o.timeout) / 3}) {}
+               std::chrono::duration_cast<std::chrono::milliseconds>(o.timeout) / 3,
+               o.command != job_options::what::preflight}) {}
 
   int run() {
     facts();
