@@ -8,9 +8,14 @@
 
 #include <array>
 #include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <set>
 #include <thread>
+
+#include <unistd.h>
 
 using namespace polyrank;
 using namespace polyrank::test;
@@ -550,4 +555,44 @@ TEST_CASE("one rank alone needs no communication, but can be made to", "[grad_sy
       if (wrong(sync, 2, 0.5f, integer_gradient) != 0) throw error("wrong gradients");
     }
   });
+}
+
+TEST_CASE("buckets are sized by the cost model of POLYRANK_COST_MODEL, or of the options",
+          "[grad_sync]") {
+  const std::string file =
+      (std::filesystem::temp_directory_path() / detail::cat("polyrank-costs-", getpid())).string();
+  const auto write = [&](const std::string& text) { std::ofstream(file) << text; };
+  const std::vector<std::size_t> counts(48, 100'000); // 18 MiB
+  const auto buckets = [&](std::optional<cost_model> own) {
+    std::atomic<std::size_t> most{0};
+    run(2, [&](loop_comm& comm) {
+      model m(counts);
+      const grad_sync sync(comm, m.parameters, all_reduce_sum{}, {.cost = own});
+      most = sync.layout().buckets().size();
+    });
+    return most.load();
+  };
+  setenv("POLYRANK_COST_MODEL", file.c_str(), 1);
+  write(cost_model_text({{1e-9, 1e9}, {}, {}})); // no latency: as small as may be
+  const std::size_t many = buckets({});
+  write(cost_model_text({{1, 1e9}, {}, {}}));
+  const std::size_t few = buckets({});
+  CHECK(many > 2 * few);
+  CHECK(buckets(cost_model{1e-9, 1e9}) == many); // what the program says comes first
+  write("nonsense");
+  std::atomic<int> refused{0};
+  CHECK_THROWS_AS(run(2,
+                      [&](loop_comm& comm) {
+                        model m(counts);
+                        try {
+                          grad_sync sync(comm, m.parameters);
+                        } catch (const data_error& e) {
+                          refused += std::string(e.what()).starts_with("POLYRANK_COST_MODEL: ");
+                          throw;
+                        }
+                      }),
+                  data_error);
+  CHECK(refused == 2); // on every rank
+  unsetenv("POLYRANK_COST_MODEL");
+  std::filesystem::remove(file);
 }

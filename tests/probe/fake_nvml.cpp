@@ -21,7 +21,7 @@ bool is(const char* name) { return scenario() == name; }
 
 int gpus() {
   if (is("pcie") || is("bridged")) return 4;
-  if (is("vm") || is("mig") || is("downtrained") || is("busy")) return 1;
+  if (is("vm") || is("mig") || is("downtrained") || is("busy") || is("hidden")) return 1;
   return is("empty") ? 0 : 8;
 }
 int number(abi::handle d) { return static_cast<int>(reinterpret_cast<std::size_t>(d)) - 1; }
@@ -106,7 +106,8 @@ int nvmlDeviceGetMaxPcieLinkWidth(abi::handle, unsigned* v) {
   return 0;
 }
 int nvmlDeviceGetMemoryInfo(abi::handle, abi::memory* m) {
-  *m = {80ULL << 30, 79ULL << 30, 1ULL << 30};
+  const unsigned long long used = is("hidden") ? 30 : 1;
+  *m = {80ULL << 30, (80 - used) << 30, used << 30};
   return 0;
 }
 int nvmlDeviceGetNvLinkCapability(abi::handle d, unsigned link, unsigned, unsigned* v) {
@@ -169,6 +170,10 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(abi::handle, unsigned long long* b
 }
 int nvmlDeviceGetMigMode(abi::handle, unsigned* now, unsigned* pending) {
   *now = *pending = is("mig") ? 1 : 0;
+  return 0;
+}
+int nvmlDeviceGetUtilizationRates(abi::handle, abi::utilization* u) {
+  *u = {is("hidden") ? 97U : 0U, 0};
   return 0;
 }
 int nvmlDeviceGetComputeMode(abi::handle, int* mode) {

@@ -3,12 +3,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/catch.hpp"
 
+#include <polyrank/probe/gpu_worker.hpp>
 #include <polyrank/probe/judge_machine.hpp>
 #include <polyrank/probe/live.hpp>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 using namespace polyrank::probe;
 namespace fs = std::filesystem;
@@ -204,8 +209,23 @@ TEST_CASE("NVML: one GPU that left the fabric, MIG, a narrow slot, a busy GPU") 
   CHECK(lost.findings[0].evidence.find("GPU5") == 0);
   CHECK(look("mig", nowhere()).codes() == "mig_on ");
   CHECK(look("downtrained", nowhere()).codes() == "pcie_downtrained ");
-  CHECK(look("busy", nowhere()).findings.at(0).evidence.find("pid 4711") != std::string::npos);
+  const seen hidden = look("hidden", nowhere());
+  CHECK(hidden.codes() == "gpu_busy memory_taken ");
+  CHECK(hidden.findings[0].evidence.ends_with("97 % busy, by a process that is hidden from here"));
+  CHECK(hidden.findings[1].evidence.ends_with("30.0 GiB of 80.0 GiB in use"));
   CHECK(look("fallen", nowhere()).codes() == "gpu_lost ");
+}
+
+TEST_CASE("NVML: processes on the GPU by pid and name, orphans marked") {
+  const seen busy = look("busy", nowhere());
+  CHECK(busy.codes() == "gpu_busy ");
+  CHECK(busy.findings[0].evidence.find("pid 4711") != std::string::npos);
+  synthetic_sysfs proc;
+  proc.write(proc.root / "4711/status", "Name:\ttrain\nPPid:\t1");
+  proc.write(proc.root / "4712/status", "Name:\ttrain\nPPid:\t4000");
+  CHECK(process_text(4711, 3ULL << 30, proc.root) == "pid 4711 train, 3072 MiB, orphan");
+  CHECK(process_text(4712, ~0ULL, proc.root) == "pid 4712 train");
+  CHECK(process_text(4713, 1ULL << 20, proc.root) == "pid 4713 of another container, 1 MiB");
 }
 
 TEST_CASE("NVML: GPUs on the bus that the driver does not give us are left out, the rest keeps its "
@@ -232,6 +252,74 @@ TEST_CASE("no GPU, no library, no driver, another version, a call that never ret
   const seen hung = look("hang", nowhere());
   CHECK(hung.codes() == "nvml_hung ");
   CHECK(hung.findings[0].evidence == "nvmlDeviceGetUUID");
+}
+
+TEST_CASE("a child answers line by line; late, gone and deaf ones are told apart") {
+  using namespace std::chrono_literals;
+  child_process child({"/bin/sh", "-c", "read x; echo \"got $x\"; echo more; exec sleep 1000"});
+  REQUIRE(child.say("this"));
+  CHECK(child.hear(20s) == "got this");
+  CHECK(child.hear(20s) == "more");
+  int looks = 0;
+  CHECK_FALSE(child.hear(50ms, [&] { ++looks; }).has_value());
+  CHECK(child.why_silent() == child_process::silence::late);
+  CHECK(looks > 0);
+  const pid_t pid = child.pid();
+  CHECK(child.kill());
+  CHECK(::kill(pid, 0) != 0);
+  child_process brief({"/bin/sh", "-c", "kill -SEGV $$"});
+  CHECK_FALSE(brief.hear(20s).has_value());
+  CHECK(brief.why_silent() == child_process::silence::gone);
+  CHECK(brief.end_text().starts_with("signal 11"));
+  child_process missing({"/no/such/program"});
+  CHECK_FALSE(missing.hear(20s).has_value());
+  CHECK(missing.end_text() == "exit code 127");
+}
+
+TEST_CASE("a child does not outlive its parent, even one that is killed") {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const pid_t parent = fork();
+  if (parent == 0) {
+    child_process child({"/bin/sh", "-c", "trap '' TERM HUP; exec sleep 1000"});
+    const pid_t pid = child.pid();
+    if (write(ends[1], &pid, sizeof pid) != sizeof pid) _exit(1);
+    raise(SIGKILL);
+  }
+  pid_t child = 0;
+  REQUIRE(read(ends[0], &child, sizeof child) == sizeof child);
+  int status = 0;
+  REQUIRE(waitpid(parent, &status, 0) == parent);
+  CHECK(WIFSIGNALED(status));
+  const auto alive = [&] { // a dead child that nobody collects is a zombie
+    std::ifstream in("/proc/" + std::to_string(child) + "/stat");
+    std::string text;
+    std::getline(in, text);
+    return !text.empty() && text.find(") Z") == std::string::npos;
+  };
+  for (int i = 0; i < 1000 && alive(); ++i) usleep(10000);
+  CHECK_FALSE(alive());
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST_CASE("a worker that is late is killed and replaced; nonsense is no answer") {
+  using namespace std::chrono_literals;
+  gpu_worker none({});
+  CHECK(none.ask("facts", 1s).how == gpu_answer::outcome::not_asked);
+  gpu_worker worker({"/bin/sh", "-c",
+                     "while read q; do case $q in sleep) sleep 1000;; odd) echo odd;; "
+                     "*) printf 'ok\\tpid=%s\\tdata=ok\\n' $$;; esac; done"});
+  const gpu_answer first = worker.ask("facts", 20s);
+  REQUIRE(first.good());
+  CHECK(worker.ask("facts", 20s).word("pid") == first.word("pid"));
+  const gpu_answer late = worker.ask("sleep", 50ms);
+  CHECK(late.how == gpu_answer::outcome::late);
+  CHECK(late.complaint() == "no answer within 0.05 s");
+  const gpu_answer second = worker.ask("facts", 20s);
+  REQUIRE(second.good());
+  CHECK(second.word("pid") != first.word("pid"));
+  CHECK(worker.ask("odd", 20s).how == gpu_answer::outcome::gone);
 }
 
 TEST_CASE("bits that users misread: health mask, clock reasons, P2P status") {

@@ -4,6 +4,7 @@
 
 #include "support/catch.hpp"
 
+#include <polyrank/probe/cuda_facts.hpp>
 #include <polyrank/probe/launch_line.hpp>
 #include <polyrank/probe/rank_bandwidth.hpp>
 #include <polyrank/probe/read_topology.hpp>
@@ -14,6 +15,7 @@
 #include <sstream>
 
 using namespace polyrank::probe;
+using polyrank::detail::cat;
 
 namespace {
 
@@ -85,6 +87,10 @@ TEST_CASE("healthy ranks give no finding; each fault gives its own and names the
   CHECK(codes(with([](auto& r) { r[1].limits["memlock"] = 65536; })) == "limits_differ");
   CHECK(codes(with([](auto& r) { r[1].gpu_uuid = r[0].gpu_uuid; })) == "gpu_twice");
   CHECK(with([](auto& r) { r[2].gpu_uuid = r[0].gpu_uuid; }).empty()); // on another host
+  CHECK(with([](auto& r) { // meant
+          r[1].gpu_uuid = r[0].gpu_uuid;
+          for (auto& f : r) f.env["POLYRANK_SHARE_GPU"] = "1";
+        }).empty());
   CHECK(codes(with([](auto& r) { r[1].gpu_model = "older GPU"; })) == "gpu_differs");
   CHECK(codes(with([](auto& r) { r[1].cpu_model = "older CPU"; })) == "cpu_differs");
   CHECK(codes(with([](auto& r) { r[2].rdma_nics = {"mlx5_0"}; })) == "nics_differ");
@@ -186,14 +192,21 @@ TEST_CASE("rounds of pairs meet every pair once, nobody twice in a round") {
   }
 }
 
-TEST_CASE("the cost model is that of the slowest kind of link; odd links are found") {
+TEST_CASE("cost models of links within hosts and between them; odd links are found") {
   std::vector<rank_link> links{{0, 1, true, 1e-6, 8e9, true},
                                {0, 2, false, 2e-5, 1e9, true},
                                {1, 2, false, 2e-5, 1.1e9, true},
                                {0, 3, false, 2e-5, 1e8, true}};
-  CHECK(fit_cost_model(links)->beta == 1e9);
-  CHECK(fit_cost_model(links)->alpha == 2e-5);
-  CHECK_FALSE(fit_cost_model({}).has_value());
+  CHECK(fit_cost_model(links, false)->beta == 1e9);
+  CHECK(fit_cost_model(links, false)->alpha == 2e-5);
+  CHECK(fit_cost_model(links, true)->beta == 8e9);
+  CHECK_FALSE(fit_cost_model({}, true).has_value());
+  link_costs costs;
+  CHECK_FALSE(costs.complete().has_value());
+  costs.inside = fit_cost_model(links, true);
+  costs.between = fit_cost_model(links, false);
+  CHECK(costs.complete()->ring.beta == 1e9); // the slowest, where no ring was measured
+  CHECK(costs.complete()->inside.beta == 8e9);
   CHECK(codes(judge_rank_links(links, four())) == "rank_link_slow");
   links[0].data_ok = false;
   CHECK(exit_code(judge_rank_links(links, four())) == 20);
@@ -207,6 +220,12 @@ TEST_CASE("a report survives JSON; broken JSON is refused with its place") {
   r.machines.push_back(read_topology(file, "f"));
   r.machines.push_back(read_topology(file, "g"));
   r.ranks = four();
+  r.machines[0].pair(0, 1).peer_access = {true, source::cuda};
+  r.machines[1].gpus[0].pcie_loaded = {{4, 16}, source::nvml};
+  r.gpu_links.resize(2);
+  r.gpu_links[0].a = "GPU0";
+  r.gpu_links[1] = {transfer_kind::nccl, "node1", "rank 0", "rank 1", "NV4", gpu_link::state::hung,
+                    "no answer", 1e-5, 3e9, 4e9, true};
   r.findings.push_back({"port_blocked", "x", 1, "node1"});
   const std::string once = polyrank::examples::report_json(r);
   report back = polyrank::examples::read_report_json(once, "r");
@@ -221,6 +240,118 @@ TEST_CASE("a report survives JSON; broken JSON is refused with its place") {
        R"({"schema":"polyrank.probe/1","hosts":[{}],"gpus":[{"name":"G","numa":99999999999999999999}]})"})
     CHECK_THROWS_AS(read_report_json(bad, "r"), polyrank::data_error);
   CHECK_THROWS_AS(read_report_json(std::string(100000, '['), "r"), polyrank::data_error);
+}
+
+TEST_CASE("answers of a GPU worker survive their line; broken ones are refused") {
+  gpu_answer a;
+  a.how = gpu_answer::outcome::failed;
+  a.code = 209;
+  a.text = "no\tkernel\nimage";
+  CHECK(decode_answer(encode(a)).text == "no kernel image");
+  CHECK(decode_answer(encode(a)).code == 209);
+  CHECK_THROWS_AS(decode_answer("hello"), polyrank::data_error);
+  CHECK(decode_answer("ok\tx=1.5\ty=a=b").number("x") == 1.5);
+  CHECK(decode_answer("ok\tx=1.5\ty=a=b").word("y") == "a=b");
+  CHECK(decode_answer("ok").number("x") == 0);
+  const auto facts = [](const char* device) {
+    return read_cuda_facts(decode_answer(std::string("ok\tdevice0=") + device));
+  };
+  CHECK(facts("0000:1B:00.0|GPU-1|H200|90|150754820096").devices[0].sm == 90);
+  CHECK_THROWS_AS(facts("0000:1B:00.0|GPU-1|H200|90"), polyrank::data_error);
+  CHECK_THROWS_AS(facts("0000:1B:00.0|GPU-1|H200|x|1"), polyrank::data_error);
+  CHECK_THROWS_AS(facts("somewhere|GPU-1|H200|90|1"), polyrank::data_error);
+}
+
+TEST_CASE("CUDA's facts complete a machine without NVML: atomics between GPUs mean NVLink") {
+  machine m;
+  for (const int bus : {0x1b, 0x43, 0x52, 0x9d}) {
+    gpu g;
+    g.address = pci_address{0, static_cast<std::uint8_t>(bus), 0, 0};
+    g.vendor = {"NVIDIA", source::sysfs};
+    m.gpus.push_back(g);
+  }
+  m.make_pairs();
+  m.pair(0, 1).pci = path_class::sys;
+  const cuda_facts f = read_cuda_facts(decode_answer(
+      "ok\tdriver=13000\truntime=12080\tdevice0=0000:43:00.0|GPU-b|H200|90|1000"
+      "\tdevice1=0000:1B:00.0|GPU-a|H200|90|1000\tdevice2=0000:52:00.0|GPU-c|H200|90|1000"
+      "\tdevice3=0000:FF:00.0|GPU-x|H200|90|1000\tpeer0.1=1|1|0\tpeer0.2=1|0|1\tpeer1.2=0|0|1"));
+  add_cuda_facts(m, f);
+  CHECK(m.gpus[0].uuid == "GPU-a");
+  CHECK(m.gpus[0].sm.from == source::cuda);
+  CHECK(link_text(m.pair(0, 1)) == "NV?");
+  CHECK(m.pair(0, 1).from == source::cuda);
+  CHECK(nvlink_text(m.pair(1, 2).nvlink) == "none");
+  CHECK(nvlink_text(m.pair(0, 2).nvlink) == "not described");
+  CHECK_FALSE(*m.gpus[3].cuda); // on the bus, but not for this process
+  REQUIRE(m.notes.size() == 1);
+  CHECK(contains(m.notes[0], "0000:ff:00.0"));
+  const auto code = [](int c, bool seen) {
+    gpu_answer a;
+    a.how = gpu_answer::outcome::failed;
+    a.code = c;
+    return codes(judge_cuda(a, seen, "h"));
+  };
+  CHECK(code(35, true) == "driver_too_old");
+  CHECK(code(35, false).empty()); // there is no driver at all
+  CHECK(code(100, false).empty());
+  CHECK(code(100, true) == "cuda_unusable");
+  CHECK(code(802, true) == "fabric_not_ready");
+  CHECK(code(803, true) == "driver_mismatch");
+  CHECK(code(999, true) == "cuda_unusable");
+  CHECK(codes(judge_cuda({}, true, "h")).empty());
+}
+
+TEST_CASE("measured links against what such links usually give") {
+  CHECK(usual_pcie({5, 16}) == 55e9);
+  CHECK(usual_pcie({4, 8}) == 12.5e9);
+  CHECK(usual_pcie({}) == 0);
+  CHECK(usual_nvlink(90, 18) == 396e9);
+  CHECK(usual_nvlink(80, 12) == 276e9);
+  CHECK(usual_nvlink(86, 4) == 48e9);
+  CHECK(usual_nvlink(0, 4) == 0);
+  gpu_link l;
+  l.a = "GPU0";
+  l.b = "GPU1";
+  l.kind = transfer_kind::peer;
+  l.usual = 25e9;
+  const auto judged = [&](double rate, bool may_be_slow = false) {
+    l.bytes_per_s = rate;
+    l.may_be_slow = may_be_slow;
+    return cat(l.verdict(), ' ', codes(judge_gpu_links({l})));
+  };
+  CHECK(judged(25e9) == "ok ");
+  CHECK(judged(21.3e9) == "ok ");
+  CHECK(judged(21e9) == "slow link_slow");
+  CHECK(judged(14e9) == "BAD link_bad");
+  CHECK(judged(14e9, true) == "slow link_slow"); // through the CPU that is no fault
+  CHECK(judged(0) == "not judged ");
+  l.how = gpu_link::state::corrupt;
+  CHECK(exit_code(judge_gpu_links({l})) == 21);
+  l.how = gpu_link::state::hung;
+  CHECK(exit_code(judge_gpu_links({l})) == 21);
+  l.b.clear();
+  CHECK(codes(judge_gpu_links({l})) == "gpu_test_hung");
+}
+
+TEST_CASE("bus bandwidth as nccl-tests has it; the ring that explains the times") {
+  collective_rate c{"all_reduce", 4, 1000, 1e-6, true};
+  CHECK(c.busbw() == Approx(1.5e9));
+  c.name = "all_gather";
+  CHECK(c.busbw() == Approx(0.75e9));
+  c.name = "broadcast";
+  CHECK(c.busbw() == Approx(1e9));
+  c.ranks = 1;
+  CHECK(c.busbw() == Approx(1e9));
+  std::vector<collective_rate> rates;
+  const polyrank::cost_model truth{4e-6, 250e9};
+  for (const std::size_t bytes : {std::size_t{1024}, std::size_t{1} << 20, std::size_t{1} << 27})
+    rates.push_back({"all_reduce", 8, bytes, truth.all_reduce(bytes, 8), true});
+  rates.push_back({"broadcast", 8, 1024, 1, true}); // not of the ring
+  CHECK(fit_ring(rates)->alpha == Approx(4e-6));
+  CHECK(fit_ring(rates)->beta == Approx(250e9));
+  rates.resize(1);
+  CHECK_FALSE(fit_ring(rates).has_value());
 }
 
 TEST_CASE("launch line: bound by node where the GPUs follow the nodes, else not") {

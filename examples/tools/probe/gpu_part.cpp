@@ -6,7 +6,6 @@
 #include <polyrank/probe/judge_ranks.hpp>
 #include <polyrank/probe/pcie_load.hpp>
 #include <polyrank/probe/rank_bandwidth.hpp>
-#include <polyrank/probe/table.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -69,7 +68,7 @@ void gpu_part::learn(answers all) {
   for (std::size_t r = 0; r < ranks(); ++r) {
     const rank_facts& f = report_.ranks[r];
     if (facts_[r].how == gpu_answer::outcome::not_asked) {
-      why_not_ = "built without CUDA";
+      why_not_ = "built without CUDA (no polyrank_probe_gpu)";
       return;
     }
     if (facts_[r].good()) known[r] = read_cuda_facts(facts_[r]);
@@ -303,7 +302,7 @@ gpu_part::result gpu_part::small_win() {
   }
   out.text = cat("loss ", std::round(loss * 1e4) / 1e4, ", gradients within ",
                  std::round(worst * 1e9) / 1e9, " of the host's; ",
-                 probe::detail::gib_text(static_cast<std::int64_t>(std::max(least, 0.0))),
+                 gib_text(static_cast<std::int64_t>(std::max(least, 0.0))),
                  " free before and after");
   return out;
 }
@@ -489,7 +488,7 @@ gpu_part::result gpu_part::collectives() {
     if (shared_ && t.bytes > mib && t.bytes < 128 * mib) continue; // each at one size is enough
     const std::size_t bytes = shared_ ? std::min(t.bytes, 4 * mib) : t.bytes;
     all = ask(cat(t.name, " over NCCL"),
-              cat("collective ", t.name, ' ', bytes, ' ', shared_ ? 0 : t.repeat));
+              cat("collective ", t.name, ' ', bytes, ' ', shared_ || ranks() == 1 ? 0 : t.repeat));
     for (finding& f : judge(all, "nccl_hung", "nccl_failed").findings)
       out.findings.push_back(std::move(f));
     if (!good()) break;
@@ -512,7 +511,7 @@ gpu_part::result gpu_part::collectives() {
   double best = 0;
   for (const collective_rate& c : report_.collectives)
     if (c.name == "all_reduce") best = std::max(best, c.busbw());
-  out.text = ranks() == 1 ? "one rank"
+  out.text = ranks() == 1 ? "one rank: verified, not timed"
              : best > 0   ? cat("all_reduce busbw ", gb_text(best))
                           : "verified, not timed: ranks share a GPU";
   return out;

@@ -169,7 +169,7 @@ class job {
               static_cast<double>(*g.memory_free) < o_.memory_gib * (1 << 30))
             out.push_back({"memory_short",
                            cat("rank ", f.rank, ": ", g.name, " has ",
-                               probe::detail::gib_text(*g.memory_free), " free, --memory asks for ",
+                               gib_text(*g.memory_free), " free, --memory asks for ",
                                o_.memory_gib, " GiB"),
                            f.rank, f.host});
     return out;

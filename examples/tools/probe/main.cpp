@@ -2,9 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "job.hpp"
 #include "topo.hpp"
-#ifdef POLYRANK_PROBE_CUDA
-#include "gpu_worker.hpp"
-#endif
 
 #include "support/flags.hpp"
 
@@ -13,19 +10,22 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
-#include <cstring>
+#include <filesystem>
 #include <string>
 #include <vector>
 
+#include <unistd.h>
+
 namespace {
 
-/// The command of a child that calls CUDA for us; empty where this program cannot.
+/// The command of the child that calls CUDA for us, beside this program; empty where there is none,
+/// because no CUDA toolkit was there to build it.
 std::vector<std::string> gpu_worker_command() {
-#ifdef POLYRANK_PROBE_CUDA
-  return {"/proc/self/exe", "gpu-worker"};
-#else
-  return {};
-#endif
+  std::error_code code;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", code);
+  const std::string path = (self.parent_path() / "polyrank_probe_gpu").string();
+  if (code || access(path.c_str(), X_OK) != 0) return {};
+  return {path};
 }
 
 int command(int argc, char** argv) {
@@ -140,10 +140,6 @@ int command(int argc, char** argv) {
 } // namespace
 
 int main(int argc, char** argv) {
-#ifdef POLYRANK_PROBE_CUDA
-  if (argc == 2 && std::strcmp(argv[1], "gpu-worker") == 0)
-    return polyrank::examples::run_gpu_worker();
-#endif
   try {
     return command(argc, argv);
   } catch (const polyrank::usage_error& e) {

@@ -1,7 +1,7 @@
 // A child that answers questions line by line and can be killed when an answer is late: a test of
 // a GPU may never return, and a stuck driver call cannot be cancelled in the process that made it.
 //
-//     child_process child({"/proc/self/exe", "gpu-worker"});
+//     child_process child({"/usr/bin/polyrank_probe_gpu"});
 //     child.say("facts");
 //     if (const auto line = child.hear(std::chrono::seconds(5))) ... else child.kill();
 //

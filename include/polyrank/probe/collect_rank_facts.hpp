@@ -30,7 +30,7 @@ namespace detail {
 [[nodiscard]] inline bool interesting(std::string_view name) {
   for (const std::string_view prefix :
        {"NCCL_", "CUDA_", "UCX_", "FI_", "OMPI_MCA_btl", "OMPI_MCA_pml", "OMPI_MCA_mtl",
-        "OMPI_MCA_coll", "OMP_NUM_THREADS", "LD_LIBRARY_PATH", "LD_PRELOAD"})
+        "OMPI_MCA_coll", "OMP_NUM_THREADS", "LD_LIBRARY_PATH", "LD_PRELOAD", "POLYRANK_"})
     if (name.starts_with(prefix)) return true;
   return false;
 }

@@ -2,7 +2,7 @@
 // asked line by line and killed when an answer is late; the next question starts a new one. So this
 // side needs neither to build nor to run.
 //
-//     gpu_worker worker({"/proc/self/exe", "gpu-worker"});
+//     gpu_worker worker({"/usr/bin/polyrank_probe_gpu"});
 //     const gpu_answer a = worker.ask("host_device 0 268435456", std::chrono::seconds(20));
 //     if (a.good()) use(a.number("to_device"));
 //

@@ -43,7 +43,15 @@ inline void judge_gpu(const gpu& g, const machine& m, std::vector<finding>& out)
   if (g.mig.value_or("") == "on") found("mig_on", "MIG mode is on");
   if (g.compute_mode.known() && *g.compute_mode != "default")
     found("compute_mode", cat("compute mode: ", *g.compute_mode));
-  if (g.processes.known() && *g.processes != "none") found("gpu_busy", *g.processes);
+  const bool listed = g.processes.known() && *g.processes != "none";
+  if (listed)
+    found("gpu_busy", *g.processes);
+  else if (g.utilization.value_or(0) >= 20)
+    found("gpu_busy", cat(*g.utilization, " % busy, by a process that is hidden from here"));
+  const std::int64_t total = g.memory_total.value_or(0),
+                     taken = total - g.memory_free.value_or(total);
+  if (taken > total / 20 && taken > std::int64_t{2} << 30)
+    found("memory_taken", cat(gib_text(taken), " of ", gib_text(total), " in use"));
   if (g.iommu.known() && (*g.iommu).starts_with("DMA") && m.gpus.size() > 1)
     found("iommu_translates", cat("IOMMU group type ", *g.iommu));
   if (!g.numa.known() && g.address && m.format == "live" && m.numa_nodes.size() > 1)

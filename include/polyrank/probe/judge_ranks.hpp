@@ -171,7 +171,9 @@ template <class Value>
   std::map<std::string, std::vector<int>> users;
   std::map<std::string, std::set<int>> cpus;
   for (const rank_facts& f : ranks) {
-    if (!f.gpu_uuid.empty()) users[f.boot_id + f.gpu_uuid].push_back(f.rank);
+    const auto share = f.env.find("POLYRANK_SHARE_GPU"); // meant, for tests
+    if (!f.gpu_uuid.empty() && (share == f.env.end() || share->second != "1"))
+      users[f.boot_id + f.gpu_uuid].push_back(f.rank);
     cpus[f.host].insert(f.cpus.begin(), f.cpus.end());
   }
   for (auto& [key, who] : users)

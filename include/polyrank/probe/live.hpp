@@ -65,7 +65,7 @@ struct live_options {
     using polyrank::detail::cat;
     switch (lib.how()) {
     case nvml::state::ready:
-      read_nvml(m, lib, findings);
+      read_nvml(m, lib, findings, o.proc);
       break;
     case nvml::state::hung:
       findings.push_back({"nvml_hung", lib.hung_in(), -1, m.host});

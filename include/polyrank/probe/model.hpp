@@ -123,6 +123,12 @@ struct pcie_link {
   return l.generation >= 1 && l.generation <= 7 ? lane[l.generation] * l.width : 0;
 }
 
+/// "139.8 GiB".
+[[nodiscard]] inline std::string gib_text(std::int64_t bytes) {
+  const std::int64_t tenths = (bytes * 10 + (std::int64_t{1} << 29)) >> 30;
+  return polyrank::detail::cat(tenths / 10, '.', tenths % 10, " GiB");
+}
+
 /// One end of NVLinks as a GPU sees it.
 struct nvlink_peer {
   enum class kind : std::uint8_t { gpu, nv_switch, cpu, assumed_switch };
@@ -160,7 +166,8 @@ struct gpu {
   fact<std::string> mig;                        ///< "on", "off"
   fact<std::string> compute_mode;               ///< "default", "prohibited", "exclusive process"
   fact<std::int64_t> memory_total, memory_free; ///< bytes
-  fact<std::string> processes; ///< "pid 123 (2.1 GB), ..." of compute processes; "none"
+  fact<std::int64_t> utilization; ///< percent of the time with a kernel on the GPU
+  fact<std::string> processes; ///< "pid 123 train, 2100 MiB; ..." of compute processes; "none"
 
   [[nodiscard]] nvlink_count links() const noexcept {
     if (nvlink_active.known()) return nvlink_count::of(static_cast<int>(*nvlink_active));
@@ -202,6 +209,7 @@ void each_fact(Gpu& g, F&& f) {
   f("compute_mode", g.compute_mode);
   f("memory_total", g.memory_total);
   f("memory_free", g.memory_free);
+  f("utilization", g.utilization);
   f("processes", g.processes);
 }
 

@@ -31,6 +31,9 @@ struct pci_info {
 struct memory {
   unsigned long long total, free, used;
 };
+struct utilization {
+  unsigned gpu, memory; ///< percent of the last sample period
+};
 struct process {
   unsigned pid;
   unsigned long long used_memory;

@@ -6,9 +6,13 @@
 #include <polyrank/probe/finding.hpp>
 #include <polyrank/probe/model.hpp>
 #include <polyrank/probe/nvml.hpp>
+#include <polyrank/probe/source_text.hpp>
 
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -45,12 +49,29 @@ namespace polyrank::probe {
   return std::string(words[status >= 0 && status < 6 ? status : 6]);
 }
 
+/// "pid 4711 train, 3072 MiB"; "orphan": its parent has ended, so nobody will stop it; a process
+/// that `proc` does not show belongs to another container.
+[[nodiscard]] inline std::string process_text(unsigned pid, unsigned long long bytes,
+                                              const std::filesystem::path& proc) {
+  using polyrank::detail::cat;
+  std::string name, parent;
+  std::ifstream status(proc / cat(pid) / "status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("Name:")) name = trim(std::string_view(line).substr(5));
+    if (line.starts_with("PPid:")) parent = trim(std::string_view(line).substr(5));
+  }
+  constexpr unsigned long long unknown = ~0ULL; // NVML's word in some containers
+  return cat("pid ", pid, name.empty() ? " of another container" : " ", name,
+             bytes == unknown ? "" : cat(", ", bytes >> 20, " MiB"),
+             parent == "1" ? ", orphan" : "");
+}
+
 namespace detail {
 
 class nvml_reader {
  public:
-  nvml_reader(machine& m, nvml& lib, std::vector<finding>& findings)
-      : m_(m), lib_(lib), findings_(findings) {}
+  nvml_reader(machine& m, nvml& lib, std::vector<finding>& findings, std::filesystem::path proc)
+      : m_(m), lib_(lib), findings_(findings), proc_(std::move(proc)) {}
 
   void run() {
     m_.driver = lib_.text("nvmlSystemGetDriverVersion");
@@ -249,11 +270,12 @@ class nvml_reader {
       g.compute_mode = {std::string(*compute >= 0 && *compute < 4 ? modes[*compute] : "unknown"),
                         source::nvml};
     }
+    if (const auto busy = lib_.get<nvml_abi::utilization>("nvmlDeviceGetUtilizationRates", d))
+      g.utilization = {static_cast<std::int64_t>(busy->gpu), source::nvml};
     if (const auto list = lib_.processes(d)) {
       std::string text;
       for (const nvml_abi::process& p : *list)
-        text += polyrank::detail::cat(text.empty() ? "" : ", ", "pid ", p.pid, " (",
-                                      p.used_memory >> 20, " MiB)");
+        text += (text.empty() ? "" : "; ") + process_text(p.pid, p.used_memory, proc_);
       g.processes = {text.empty() ? "none" : text, source::nvml};
     }
   }
@@ -325,14 +347,17 @@ class nvml_reader {
   machine& m_;
   nvml& lib_;
   std::vector<finding>& findings_;
+  std::filesystem::path proc_;
   std::vector<std::pair<std::size_t, handle>> handles_;
 };
 
 } // namespace detail
 
-/// Adds NVML's facts to `m`. Findings: a hung call, a lost GPU.
-inline void read_nvml(machine& m, nvml& lib, std::vector<finding>& findings) {
-  detail::nvml_reader(m, lib, findings).run();
+/// Adds NVML's facts to `m`. Findings: a hung call, a lost GPU. `proc`: where processes are looked
+/// up.
+inline void read_nvml(machine& m, nvml& lib, std::vector<finding>& findings,
+                      const std::filesystem::path& proc = "/proc") {
+  detail::nvml_reader(m, lib, findings, proc).run();
 }
 
 } // namespace polyrank::probe

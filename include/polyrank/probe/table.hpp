@@ -31,11 +31,6 @@ namespace detail {
   return out;
 }
 
-[[nodiscard]] inline std::string gib_text(std::int64_t bytes) {
-  const std::int64_t tenths = (bytes * 10 + (std::int64_t{1} << 29)) >> 30;
-  return polyrank::detail::cat(tenths / 10, '.', tenths % 10, " GiB");
-}
-
 [[nodiscard]] inline std::string nearest_text(const machine& m, std::size_t g) {
   std::string out;
   for (const std::size_t n : nearest_nics(m, g)) out += (out.empty() ? "" : " ") + m.nics[n].name;
