@@ -308,7 +308,7 @@ TEST_CASE("a worker that is late is killed and replaced; nonsense is no answer")
   gpu_worker none({});
   CHECK(none.ask("facts", 1s).how == gpu_answer::outcome::not_asked);
   gpu_worker worker({"/bin/sh", "-c",
-                     "while read q; do case $q in sleep) sleep 1000;; odd) echo odd;; "
+                     "while read q; do case $q in sleep) exec sleep 1000;; odd) echo odd;; "
                      "*) printf 'ok\\tpid=%s\\tdata=ok\\n' $$;; esac; done"});
   const gpu_answer first = worker.ask("facts", 20s);
   REQUIRE(first.good());
