@@ -82,6 +82,8 @@ step "no code for this GPU" "$build/tests/wrong_gpu"
 step "2 ranks without MPI" "$root/tests/cuda/store_ranks.sh" "$build/tests/store_ranks" 2
 step "retrofit, N = 1, 4" env RANKS="1 4" "$root/examples/retrofit/prove.sh" "$build/bin/retrofit_before_cuda" \
   "$build/bin/retrofit_after_cuda" 30 "$root/scripts/gpu_ranks.sh"
+step "probe: facts, rungs, faults" "$root/tests/probe/gpu_test.sh" "$root/scripts" "$build/bin/polyrank_probe" \
+  "$build/tests/polyrank_probe_take_gpu" "$build/tests/polyrank_probe_wrong_sm"
 for how in throw die; do
   step "a rank fails: $how" "$root/tests/cuda/gone.sh" 10 "$root/scripts/gpu_ranks.sh" 3 \
     "$build/tests/cuda.failing_rank" "$how"
@@ -180,6 +182,7 @@ if [[ $quick == no ]]; then
     step "bench: grad_sync, 2 GPUs" "$root/scripts/gpu_ranks.sh" 2 "$build/bin/cuda_sync_bench"
   step "bench: sharded optimizer, offload" "$root/scripts/gpu_ranks.sh" 1 "$build/bin/zero_cuda_bench"
   if python3 -c 'import torch' 2>/dev/null; then
+    step "bench: probe, PyTorch's pinned copies" "$root/tests/bench/probe_peers.py" "$build/bin/polyrank_probe_gpu"
     step "bench: PyTorch FSDP2, offload" python3 "$root/tests/bench/zero_peers.py" --steps 2
     step "bench: PyTorch kernels" python3 "$root/tests/bench/cuda_peers.py" kernels
     step "bench: PyTorch, the same network" python3 "$root/tests/bench/cuda_peers.py" mlp

@@ -183,6 +183,27 @@ TEST_CASE("plan: --memory-cap picks, or says the smallest that works", "[plan]")
   CHECK(none.err.find("the smallest that works is 2") != std::string::npos);
 }
 
+TEST_CASE("plan: --cost-model prices transfers by measured links, near and far ones", "[plan]") {
+  const folder here;
+  const std::string links = here.file("links.json"),
+                    shape =
+                        "schedule --schedule gpipe --stages 4 --microbatches 1 --quiet --lower ";
+  write(links, R"({"schema": "polyrank.cost_model/1", "alpha": 0.5, "beta": 1e9,
+                   "inside_alpha": 0.25, "inside_beta": 4e9, "between_alpha": 1})");
+  const std::string priced = shape + "--cost-model " + links + " --transfer-bytes 1000000000 ";
+  // Three transfers forth and three back around 4 x (F + I + W): 12 without them.
+  CHECK(plan(shape).out == "12\n");
+  CHECK(plan(priced).out == "15\n");                        // 0.25 s + 1 GB / (4 GB/s) each
+  CHECK(plan(priced + "--ranks-per-node 2").out == "18\n"); // the middle one 1 s + 1 s
+  refused(shape + "--cost-model " + links, 2, "--cost-model and --transfer-bytes go together");
+  refused(shape + "--transfer-bytes 5", 2, "--cost-model and --transfer-bytes go together");
+  refused(shape + "--ranks-per-node 2", 2, "--ranks-per-node goes with --cost-model");
+  refused(priced + "--costs 1,1,1,1", 2, "c of --costs must be 0");
+  refused(shape + "--transfer-bytes 5 --cost-model /nowhere", 1, "/nowhere: cannot open");
+  write(links, "{}");
+  refused(priced, 1, "no cost model");
+}
+
 TEST_CASE("plan: wrong flags are refused in one line with exit code 2", "[plan]") {
   const std::string ok = "--stages 4 --microbatches 8 ";
   refused("", 2, "--help");

@@ -25,9 +25,11 @@ using polyrank::probe::gpu_answer;
 
 /// Eight GPUs at the addresses of the synthetic NVML's `nvswitch`.
 std::map<std::string, std::string> facts() {
-  std::map<std::string, std::string> out{
-      {"driver", "13000"}, {"runtime", "12080"}, {"nccl", "2.28.9"}, {"cublas", "12.8.4"},
-      {"libraries", "/lib/libcudart.so.12"}};
+  std::map<std::string, std::string> out{{"driver", "13000"},
+                                         {"runtime", "12080"},
+                                         {"nccl", "2.28.9"},
+                                         {"cublas", "12.8.4"},
+                                         {"libraries", "/lib/libcudart.so.12"}};
   for (int g = 0; g < 8; ++g) {
     char bus[16];
     std::snprintf(bus, sizeof bus, "0000:%02X:00.0", 0x10 * (g + 1) + 1);
@@ -62,9 +64,8 @@ gpu_answer answer(const std::string& scenario, int rank, const std::string& line
   if (is("no_code", "code")) return failed(209, "cudaErrorNoKernelImageForDevice");
   gpu_answer a;
   a.how = gpu_answer::outcome::ok;
-  a.values["data"] = is("pair_corrupts", "peer") && first_pair && line.ends_with("direct")
-                         ? "changed"
-                         : "ok";
+  a.values["data"] =
+      is("pair_corrupts", "peer") && first_pair && line.ends_with("direct") ? "changed" : "ok";
   using list = std::initializer_list<std::pair<const std::string, std::string>>;
   const auto add = [&](list values) { a.values.insert(values); };
   if (question == "facts")

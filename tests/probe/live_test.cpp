@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <sstream>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -142,6 +144,46 @@ TEST_CASE("sysfs: in a virtual machine the node is not known, unless there is on
   CHECK(sockets.ethernet.empty());
   CHECK(read_sysfs(s.root).pair(0, 1).pci == path_class::node);
   CHECK(read_sysfs(s.root).gpus[0].numa.from == source::inferred);
+}
+
+TEST_CASE("sysfs: a recorded virtual machine with one H200") {
+  synthetic_sysfs s; // made of the recorded lines: path name=value name=value ...
+  std::ifstream in(std::string(POLYRANK_RECORDED) + "/h200_vm.sysfs.txt");
+  int devices = 0;
+  for (std::string line; std::getline(in, line); ++devices) {
+    std::istringstream words(line);
+    std::string path, word;
+    words >> path;
+    const fs::path folder = s.device(path.substr(std::string("/sys/devices/").size()), "", "", 0);
+    std::map<std::string, std::string> attributes;
+    std::string name;
+    while (words >> word) { // values may hold blanks
+      const std::size_t equal = word.find('=');
+      if (equal != std::string::npos) name = word.substr(0, equal);
+      attributes[name] += equal != std::string::npos ? word.substr(equal + 1) : ' ' + word;
+    }
+    s.write(folder / "class", attributes["class"]);
+    s.write(folder / "vendor", attributes["vendor"]);
+    s.write(folder / "numa_node", attributes["numa"]);
+    s.write(folder / "local_cpulist", attributes["cpus"]);
+    for (const auto& [key, file] : {std::pair("now", "current"), std::pair("max", "max")}) {
+      const std::string& both = attributes[key]; // "32.0 GT/s PCIe/16"
+      const std::size_t slash = both.rfind('/');
+      s.write(folder / (std::string(file) + "_link_speed"), both.substr(0, slash));
+      s.write(folder / (std::string(file) + "_link_width"), both.substr(slash + 1));
+    }
+  }
+  REQUIRE(devices == 2);
+  s.numa_node(0, "0-15");
+  const machine m = read_sysfs(s.root);
+  REQUIRE(m.gpus.size() == 1);
+  CHECK(pci_text(*m.gpus[0].address) == "0000:00:06.0");
+  CHECK(*m.gpus[0].vendor == "NVIDIA");
+  CHECK(*m.gpus[0].pcie_max == pcie_link{5, 16});
+  CHECK(*m.gpus[0].numa == 0); // -1 in the file, but there is only one node
+  CHECK(m.gpus[0].numa.from == source::inferred);
+  REQUIRE(m.nics.size() == 1);
+  CHECK(m.nics[0].to_gpus.at(0) == path_class::phb);
 }
 
 TEST_CASE("ACS control is read from the configuration space, unless it ends early") {

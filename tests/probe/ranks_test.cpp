@@ -5,6 +5,8 @@
 #include "support/catch.hpp"
 
 #include <polyrank/probe/cuda_facts.hpp>
+#include <polyrank/probe/diff.hpp>
+#include <polyrank/probe/judge_machine.hpp>
 #include <polyrank/probe/launch_line.hpp>
 #include <polyrank/probe/rank_bandwidth.hpp>
 #include <polyrank/probe/read_topology.hpp>
@@ -87,10 +89,11 @@ TEST_CASE("healthy ranks give no finding; each fault gives its own and names the
   CHECK(codes(with([](auto& r) { r[1].limits["memlock"] = 65536; })) == "limits_differ");
   CHECK(codes(with([](auto& r) { r[1].gpu_uuid = r[0].gpu_uuid; })) == "gpu_twice");
   CHECK(with([](auto& r) { r[2].gpu_uuid = r[0].gpu_uuid; }).empty()); // on another host
-  CHECK(with([](auto& r) { // meant
+  CHECK(with([](auto& r) {                                             // meant
           r[1].gpu_uuid = r[0].gpu_uuid;
           for (auto& f : r) f.env["POLYRANK_SHARE_GPU"] = "1";
-        }).empty());
+        })
+            .empty());
   CHECK(codes(with([](auto& r) { r[1].gpu_model = "older GPU"; })) == "gpu_differs");
   CHECK(codes(with([](auto& r) { r[1].cpu_model = "older CPU"; })) == "cpu_differs");
   CHECK(codes(with([](auto& r) { r[2].rdma_nics = {"mlx5_0"}; })) == "nics_differ");
@@ -225,7 +228,7 @@ TEST_CASE("a report survives JSON; broken JSON is refused with its place") {
   r.gpu_links.resize(2);
   r.gpu_links[0].a = "GPU0";
   r.gpu_links[1] = {transfer_kind::nccl, "node1", "rank 0", "rank 1", "NV4", gpu_link::state::hung,
-                    "no answer", 1e-5, 3e9, 4e9, true};
+                    "no answer",         1e-5,    3e9,      4e9,      true};
   r.findings.push_back({"port_blocked", "x", 1, "node1"});
   const std::string once = polyrank::examples::report_json(r);
   report back = polyrank::examples::read_report_json(once, "r");
@@ -352,6 +355,28 @@ TEST_CASE("bus bandwidth as nccl-tests has it; the ring that explains the times"
   CHECK(fit_ring(rates)->beta == Approx(250e9));
   rates.resize(1);
   CHECK_FALSE(fit_ring(rates).has_value());
+}
+
+TEST_CASE("a recorded H200: its matrix, its P2P table and our JSON of it say the same") {
+  const auto read = [](const char* name) {
+    return polyrank::examples::read_any(std::string(POLYRANK_RECORDED) + "/h200_vm." + name);
+  };
+  const machine live = read("json").machines.at(0), matrix = read("topo_m.txt").machines.at(0),
+                p2p = read("p2p_r.txt").machines.at(0);
+  REQUIRE(live.gpus.size() == 1);
+  for (const machine& other : {matrix, p2p})
+    for (const change& c : compare(other, live)) CHECK(c.what == "NIC"); // they list GPUs only
+  CHECK(*matrix.gpus[0].cpus == *live.gpus[0].cpus);
+  CHECK(*matrix.gpus[0].numa == 0);
+  const gpu& g = live.gpus[0];
+  CHECK(g.model == "NVIDIA H200");
+  CHECK(*g.sm == 90);
+  CHECK(*g.cuda);
+  CHECK(g.cuda.from == source::cuda);
+  CHECK(*g.pcie_max == pcie_link{5, 16});
+  CHECK(g.pcie_max.from == source::sysfs);
+  CHECK(nvlink_text(g.links()) == "none"); // one GPU alone
+  CHECK(judge_machine(live).empty());
 }
 
 TEST_CASE("launch line: bound by node where the GPUs follow the nodes, else not") {

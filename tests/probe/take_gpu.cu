@@ -1,5 +1,5 @@
-// take_gpu GIB [idle]: takes memory of GPU 0 and, unless idle, keeps it busy; prints "ready" and its
-// pid, then goes on until somebody ends it.
+// take_gpu GIB [idle]: takes memory of GPU 0 and, unless idle, keeps it busy; prints "ready" and
+// its pid, then goes on until somebody ends it.
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda_runtime.h>
 

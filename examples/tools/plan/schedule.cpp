@@ -3,6 +3,7 @@
 
 #include "support/files.hpp"
 
+#include <polyrank/core/cost_model_file.hpp>
 #include <polyrank/core/version.hpp>
 #include <polyrank/pipeline/ascii.hpp>
 #include <polyrank/pipeline/chrome_trace.hpp>
@@ -56,7 +57,14 @@ std::array<double, 4> parse_costs(const std::string& text) {
 
 costs costs_of(const schedule_flags& flags, const shape& s) {
   const auto [f, b, w, c] = parse_costs(flags.costs);
-  return even_costs(s, f, b, w, c, flags.weight_memory);
+  costs out = even_costs(s, f, b, w, c, flags.weight_memory);
+  if (!flags.cost_model.empty()) {
+    const measured_costs links = read_cost_model(flags.cost_model);
+    price_transfers(out, s, links.inside, links.between,
+                    flags.has_ranks_per_node ? flags.ranks_per_node : s.ranks,
+                    flags.transfer_bytes);
+  }
+  return out;
 }
 
 lane_policy lanes_of(const schedule_flags& flags) {
@@ -260,7 +268,14 @@ void check_flags(const schedule_flags& flags) {
           "--lanes must be single or per_channel, got \"", flags.lanes, "\"");
   expects(flags.lanes.empty() || flags.lower || file,
           "--lanes has an effect with --lower or --validate only");
-  (void)parse_costs(flags.costs);
+  const auto numbers = parse_costs(flags.costs);
+  const bool measured = !flags.cost_model.empty();
+  expects(!measured || numbers[3] == 0,
+          "--cost-model prices the transfers, so the c of --costs must be 0");
+  expects(measured == flags.has_transfer_bytes,
+          "--cost-model and --transfer-bytes go together: the time of a transfer needs both");
+  expects(measured || !flags.has_ranks_per_node, "--ranks-per-node goes with --cost-model");
+  at_least_one(flags.has_ranks_per_node, flags.ranks_per_node, "--ranks-per-node");
 }
 
 } // namespace
@@ -294,6 +309,14 @@ void add_schedule(CLI::App& app, schedule_flags& f) {
                   "Times of one microbatch on a whole rank: forward, input gradient, weight "
                   "gradient, one transfer (default: 1,1,1,0)")
       ->type_name("F,B,W,c");
+  sub->add_option("--cost-model", f.cost_model,
+                  "Price transfers by the links that polyrank_probe bandwidth --cost-model FILE "
+                  "measured; --costs in seconds then")
+      ->type_name("FILE");
+  number("--transfer-bytes", f.transfer_bytes, f.has_transfer_bytes,
+         "Bytes of one transfer, with --cost-model");
+  number("--ranks-per-node", f.ranks_per_node, f.has_ranks_per_node,
+         "Ranks of a host, with --cost-model (default: all)");
   sub->add_option("--weight-memory", f.weight_memory,
                   "Share of an activation that the weight gradient still needs (default: 0.5)")
       ->type_name("X");

@@ -21,7 +21,8 @@ __global__ void each(std::size_t n, F f) {
 template <class F>
 void launch(std::size_t n, cudaStream_t s, F f) {
   if (n == 0) return;
-  const auto blocks = static_cast<unsigned>(std::min<std::size_t>((n + threads - 1) / threads, 65535));
+  const auto blocks =
+      static_cast<unsigned>(std::min<std::size_t>((n + threads - 1) / threads, 65535));
   each<<<blocks, threads, 0, s>>>(n, f);
   cuda::check(cudaGetLastError(), "kernel launch");
 }

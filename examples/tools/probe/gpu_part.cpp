@@ -35,10 +35,10 @@ std::string range_text(std::vector<double> values, double unit) {
 
 /// The state of a link by its answer; text for people.
 void set_state(gpu_link& l, const gpu_answer& a) {
-  l.how = a.hung()                     ? gpu_link::state::hung
-          : !a.good()                  ? gpu_link::state::failed
+  l.how = a.hung()                      ? gpu_link::state::hung
+          : !a.good()                   ? gpu_link::state::failed
           : a.word("data") == "changed" ? gpu_link::state::corrupt
-                                       : gpu_link::state::ok;
+                                        : gpu_link::state::ok;
   l.text = a.good() ? "" : a.complaint();
 }
 
@@ -73,7 +73,8 @@ void gpu_part::learn(answers all) {
     }
     if (facts_[r].good()) known[r] = read_cuda_facts(facts_[r]);
     if (known[r].devices.empty()) {
-      if (why_not_.empty()) why_not_ = cat("rank ", r, " on ", f.host, " has no GPU that CUDA can use");
+      if (why_not_.empty())
+        why_not_ = cat("rank ", r, " on ", f.host, " has no GPU that CUDA can use");
       continue;
     }
     place& p = places_[r];
@@ -86,8 +87,9 @@ void gpu_part::learn(answers all) {
       cuda_facts& together = of_host[h];
       if (known[r].devices.size() > together.devices.size()) together = known[r];
     }
-    if (!taken.insert({f.boot_id, d.address.domain * std::size_t{1} << 32 | d.address.bus << 8 |
-                                      d.address.device})
+    if (!taken
+             .insert({f.boot_id, d.address.domain * std::size_t{1} << 32 | d.address.bus << 8 |
+                                     d.address.device})
              .second)
       shared_ = true;
   }
@@ -203,7 +205,7 @@ gpu_part::result gpu_part::peers() {
           f.host == l.host && f.kind().exit == 21)
         f.evidence += "; through host memory the data arrive";
   }
-  out.text = links.empty() ? "one GPU a host"
+  out.text = links.empty()   ? "one GPU a host"
              : rates.empty() ? "no direct access"
                              : cat(rates.size(), " pairs, ", range_text(rates, 1e9), " GB/s");
   report_.gpu_links.insert(report_.gpu_links.end(), links.begin(), links.end());
@@ -217,7 +219,7 @@ gpu_part::result gpu_part::host_device() {
   for (const rank_facts& f : report_.ranks) most = std::max(most, f.local_rank);
   std::vector<gpu_link> links;
   std::set<std::pair<std::size_t, std::size_t>> done; // GPUs
-  for (int turn = 0; turn <= most; ++turn) { // one GPU of each host at a time
+  for (int turn = 0; turn <= most; ++turn) {          // one GPU of each host at a time
     // With shared GPUs only the first of the ranks on one.
     const auto first_there = [&](std::size_t r) {
       for (std::size_t q = 0; q < r; ++q)
@@ -226,18 +228,17 @@ gpu_part::result gpu_part::host_device() {
       return true;
     };
     const bool asked = local_rank_ == turn && first_there(me());
-    const answers all =
-        ask("copies between host and GPU", "", [&](gpu_answer& a) {
-          if (!asked) return;
-          const machine& m = report_.machines[places_[me()].machine];
-          pcie_load under_load(o_.nvml_library, m.gpus[places_[me()].gpu].address);
-          a = worker_.ask(cat("host_device ", device_word(), ' ', 256 * mib), o_.deadline,
-                          [&] { under_load.look(); });
-          if (a.good() && under_load.most().known()) {
-            a.values["pcie_generation"] = cat(under_load.most().generation);
-            a.values["pcie_width"] = cat(under_load.most().width);
-          }
-        });
+    const answers all = ask("copies between host and GPU", "", [&](gpu_answer& a) {
+      if (!asked) return;
+      const machine& m = report_.machines[places_[me()].machine];
+      pcie_load under_load(o_.nvml_library, m.gpus[places_[me()].gpu].address);
+      a = worker_.ask(cat("host_device ", device_word(), ' ', 256 * mib), o_.deadline,
+                      [&] { under_load.look(); });
+      if (a.good() && under_load.most().known()) {
+        a.values["pcie_generation"] = cat(under_load.most().generation);
+        a.values["pcie_width"] = cat(under_load.most().width);
+      }
+    });
     for (std::size_t r = 0; r < all.size(); ++r) {
       const gpu_answer& a = all[r];
       if (a.how == gpu_answer::outcome::not_asked) continue;
@@ -294,16 +295,16 @@ gpu_part::result gpu_part::small_win() {
           {code, cat("rank ", r, ": ", evidence), static_cast<int>(r), report_.ranks[r].host});
     };
     if (!(a.number("worst") < 1e-3)) // fp32 against double; NaN fails too
-      found("small_win_wrong", cat("loss ", a.number("loss"), ", on the host ",
-                                   a.number("loss_on_host"), "; the worst relative error is ",
-                                   a.number("worst")));
+      found("small_win_wrong",
+            cat("loss ", a.number("loss"), ", on the host ", a.number("loss_on_host"),
+                "; the worst relative error is ", a.number("worst")));
     if (!shared_ && before - after > 64.0 * mib)
       found("memory_kept", cat(std::round((before - after) / mib), " MiB"));
   }
-  out.text = cat("loss ", std::round(loss * 1e4) / 1e4, ", gradients within ",
-                 std::round(worst * 1e9) / 1e9, " of the host's; ",
-                 gib_text(static_cast<std::int64_t>(std::max(least, 0.0))),
-                 " free before and after");
+  out.text =
+      cat("loss ", std::round(loss * 1e4) / 1e4, ", gradients within ",
+          std::round(worst * 1e9) / 1e9, " of the host's; ",
+          gib_text(static_cast<std::int64_t>(std::max(least, 0.0))), " free before and after");
   return out;
 }
 
@@ -321,11 +322,10 @@ gpu_part::result gpu_part::gemm() {
   for (std::size_t r = 0; r < all.size(); ++r) {
     const double usual = probe::detail::median(of_model[report_.ranks[r].gpu_model]);
     if (all[r].good() && all[r].number("flops") < 0.9 * usual)
-      out.findings.push_back(
-          {"gemm_slow",
-           cat("rank ", r, ": ", std::round(all[r].number("flops") / 1e12),
-               " TFLOP/s, its peers ", std::round(usual / 1e12), " TFLOP/s"),
-           static_cast<int>(r), report_.ranks[r].host});
+      out.findings.push_back({"gemm_slow",
+                              cat("rank ", r, ": ", std::round(all[r].number("flops") / 1e12),
+                                  " TFLOP/s, its peers ", std::round(usual / 1e12), " TFLOP/s"),
+                              static_cast<int>(r), report_.ranks[r].host});
   }
   out.text = cat(range_text(every, 1e12), " TFLOP/s ", all[0].word("type"));
   return out;
@@ -377,7 +377,8 @@ gpu_part::result gpu_part::group(const std::vector<int>& colours) {
   static_cast<void>(ask("leaving NCCL", joined(me()) && all[me()].good() ? "leave" : ""));
   int most = 0;
   for (const int c : colours)
-    most = std::max<int>(most, c < 0 ? 0 : static_cast<int>(std::count(colours.begin(), colours.end(), c)));
+    most = std::max<int>(
+        most, c < 0 ? 0 : static_cast<int>(std::count(colours.begin(), colours.end(), c)));
   out.text = cat("all_reduce with ", most, most == 1 ? " GPU" : shared_ ? " ranks" : " GPUs");
   return out;
 }
@@ -393,7 +394,7 @@ gpu_part::result gpu_part::pairs() {
     for (int r = 0; r < comm_.size(); ++r) {
       const int next = (r + 1) % comm_.size();
       rounds[next == 0 ? 2 : static_cast<std::size_t>(r % 2)].emplace_back(std::min(r, next),
-                                                                          std::max(r, next));
+                                                                           std::max(r, next));
     }
   }
   for (const auto& round : rounds) {
@@ -433,9 +434,9 @@ gpu_part::result gpu_part::pairs() {
         if (m.pair(places_[a].gpu, places_[b].gpu).nccl.value_or("") != "P2P") l.usual = 0;
       }
       l.may_be_slow = true; // NCCL gives one pair only some of its channels
-      const gpu_answer& worse = !joined[a].good()   ? joined[a]
-                                : !joined[b].good() ? joined[b]
-                                : !all[a].good()    ? all[a]
+      const gpu_answer& worse = !joined[a].good()                                    ? joined[a]
+                                : !joined[b].good()                                  ? joined[b]
+                                : !all[a].good()                                     ? all[a]
                                 : !all[b].good() || all[b].word("data") == "changed" ? all[b]
                                                                                      : all[a];
       set_state(l, worse);

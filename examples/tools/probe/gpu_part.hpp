@@ -1,6 +1,6 @@
-// The GPU tests of a job. Each rank asks a worker of its own, in a process that is killed when it is
-// late; then all ranks learn all answers over MPI, so all take the same way. Member functions that
-// return a result are collective. Needs neither CUDA nor NCCL to build.
+// The GPU tests of a job. Each rank asks a worker of its own, in a process that is killed when it
+// is late; then all ranks learn all answers over MPI, so all take the same way. Member functions
+// that return a result are collective. Needs neither CUDA nor NCCL to build.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,9 +19,9 @@
 namespace polyrank::examples {
 
 struct gpu_options {
-  std::vector<std::string> worker;           ///< command; empty: built without CUDA
+  std::vector<std::string> worker;                ///< command; empty: built without CUDA
   std::string nvml_library = "libnvidia-ml.so.1"; ///< for the PCIe link under load
-  std::chrono::milliseconds deadline{20000}; ///< of each test
+  std::chrono::milliseconds deadline{20000};      ///< of each test
   bool thorough = true; ///< also copies by the host where the direct ones are good
 };
 
@@ -51,14 +51,14 @@ class gpu_part {
 
   /// CUDA starts, and its driver fits.
   [[nodiscard]] std::vector<probe::finding> cuda_findings() const;
-  result code();                    ///< a kernel of this program runs
-  result peers();                   ///< copies between all GPUs of a host, direct and by the host
-  result host_device();             ///< each way alone, both at once; the PCIe link meanwhile
-  result small_win();               ///< a small model's gradients beside the host's
-  result gemm();                    ///< the rate of matrix products beside that of the peers
-  result connect();                 ///< NCCL joins all ranks; one verified all-reduce
-  result pairs();                   ///< NCCL between two ranks at a time
-  result collectives();             ///< verified and timed
+  result code();        ///< a kernel of this program runs
+  result peers();       ///< copies between all GPUs of a host, direct and by the host
+  result host_device(); ///< each way alone, both at once; the PCIe link meanwhile
+  result small_win();   ///< a small model's gradients beside the host's
+  result gemm();        ///< the rate of matrix products beside that of the peers
+  result connect();     ///< NCCL joins all ranks; one verified all-reduce
+  result pairs();       ///< NCCL between two ranks at a time
+  result collectives(); ///< verified and timed
   /// A verified all-reduce in each group of ranks of one colour (-1: takes no part).
   result group(const std::vector<int>& colours);
 

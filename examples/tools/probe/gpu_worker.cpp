@@ -167,7 +167,8 @@ class worker {
     cuda::check(seen, "cudaGetDeviceCount");
     a.values["driver"] = cat(driver);
     a.values["runtime"] = cat(runtime);
-    if (ncclGetVersion(&version) == ncclSuccess) a.values["nccl"] = cuda::nccl_version_text(version);
+    if (ncclGetVersion(&version) == ncclSuccess)
+      a.values["nccl"] = cuda::nccl_version_text(version);
     std::string cublas;
     for (const auto part : {MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL})
       if (int n = 0; cublasGetProperty(part, &n) == CUBLAS_STATUS_SUCCESS)
@@ -195,10 +196,9 @@ class worker {
           static_cast<void>(cudaDeviceGetP2PAttribute(&back, what, other, d));
           return std::pair(std::min(forth, back), std::max(forth, back));
         };
-        a.values[cat("peer", d, '.', other)] =
-            cat(both(cudaDevP2PAttrAccessSupported).first, '|',
-                both(cudaDevP2PAttrNativeAtomicSupported).first, '|',
-                both(cudaDevP2PAttrPerformanceRank).second);
+        a.values[cat("peer", d, '.', other)] = cat(both(cudaDevP2PAttrAccessSupported).first, '|',
+                                                   both(cudaDevP2PAttrNativeAtomicSupported).first,
+                                                   '|', both(cudaDevP2PAttrPerformanceRank).second);
       }
     }
     static_cast<void>(cudaGetLastError());
@@ -317,8 +317,7 @@ class worker {
     gpu_kernels::fill_units(memory.data(), 2 * n * n, device.has_bf16(), s.native());
     const auto rate = [&]<class T>(T* x) {
       const auto ten = [&] {
-        for (int i = 0; i < 10; ++i)
-          blas.gemm<T>({n, n, n}, x, x + n * n, x + 2 * n * n, s);
+        for (int i = 0; i < 10; ++i) blas.gemm<T>({n, n, n}, x, x + n * n, x + 2 * n * n, s);
       };
       return 10 * 2.0 * n * n * n / stopwatch().median(3, s.native(), ten);
     };
@@ -355,9 +354,9 @@ class worker {
     const auto device = [](const auto& host) {
       using T = typename std::remove_cvref_t<decltype(host)>::value_type;
       buffer<T> out(host.size(), cuda::device_memory());
-      cuda::check(cudaMemcpy(out.data(), host.data(), host.size() * sizeof(T),
-                             cudaMemcpyHostToDevice),
-                  "cudaMemcpy");
+      cuda::check(
+          cudaMemcpy(out.data(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice),
+          "cudaMemcpy");
       return out;
     };
     const auto floats = [](int n) {
@@ -376,11 +375,14 @@ class worker {
     blas.gemm<float>({B, C, H}, a.data(), w2.data(), y.data(), s);
     gpu_kernels::add_bias(y.data(), b2.data(), y.data(), B, C, false, s.native());
     gpu_kernels::softmax_loss(y.data(), labels.data(), loss.data(), d.data(), B, C, s.native());
-    blas.gemm<float>({.m = H, .n = C, .k = B, .a_transposed = true}, a.data(), d.data(), dw2.data(), s);
+    blas.gemm<float>({.m = H, .n = C, .k = B, .a_transposed = true}, a.data(), d.data(), dw2.data(),
+                     s);
     gpu_kernels::sum_rows(d.data(), db2.data(), B, C, s.native());
-    blas.gemm<float>({.m = B, .n = H, .k = C, .b_transposed = true}, d.data(), w2.data(), da.data(), s);
+    blas.gemm<float>({.m = B, .n = H, .k = C, .b_transposed = true}, d.data(), w2.data(), da.data(),
+                     s);
     gpu_kernels::relu_backward(a.data(), da.data(), std::size_t{B} * H, s.native());
-    blas.gemm<float>({.m = I, .n = H, .k = B, .a_transposed = true}, x.data(), da.data(), dw1.data(), s);
+    blas.gemm<float>({.m = I, .n = H, .k = B, .a_transposed = true}, x.data(), da.data(),
+                     dw1.data(), s);
     gpu_kernels::sum_rows(da.data(), db1.data(), B, H, s.native());
     s.synchronize();
     const auto host = [](const buffer<float>& from) {
@@ -435,7 +437,8 @@ class worker {
   }
 
   void leave() {
-    if (comm_ != nullptr) cuda::check(ncclCommDestroy(std::exchange(comm_, nullptr)), "ncclCommDestroy");
+    if (comm_ != nullptr)
+      cuda::check(ncclCommDestroy(std::exchange(comm_, nullptr)), "ncclCommDestroy");
     stream_.reset();
   }
 
@@ -531,13 +534,16 @@ class worker {
       check = [&] { verify(0, n, 0, 1, 0); };
     } else if (name == "all_to_all") {
       for (std::size_t r = 0; r < ranks; ++r)
-        gpu_kernels::fill_ramp(in.data() + r * part, part, mine * static_cast<float>(size_) + static_cast<float>(r), 0, s);
+        gpu_kernels::fill_ramp(in.data() + r * part, part,
+                               mine * static_cast<float>(size_) + static_cast<float>(r), 0, s);
       run = [&] {
         cuda::check(ncclGroupStart(), "ncclGroupStart");
         for (std::size_t r = 0; r < ranks; ++r) {
           const int to = static_cast<int>(r);
-          cuda::check(ncclSend(in.data() + r * part, part, ncclFloat, to, comm_, s), "ncclSend", comm_);
-          cuda::check(ncclRecv(out.data() + r * part, part, ncclFloat, to, comm_, s), "ncclRecv", comm_);
+          cuda::check(ncclSend(in.data() + r * part, part, ncclFloat, to, comm_, s), "ncclSend",
+                      comm_);
+          cuda::check(ncclRecv(out.data() + r * part, part, ncclFloat, to, comm_, s), "ncclRecv",
+                      comm_);
         }
         cuda::check(ncclGroupEnd(), "ncclGroupEnd", comm_);
       };

@@ -143,8 +143,8 @@ class job {
   /// A rung that needs a GPU on every rank and code of ours on it.
   void gpu_rung(const std::string& name, gpu_part::result (gpu_part::*test)()) {
     if (!gpus_.usable() || no_code_) {
-      report_.rungs.push_back({name, rung::outcome::not_run,
-                               no_code_ ? "no code for this GPU" : gpus_.why_not(), 0});
+      report_.rungs.push_back(
+          {name, rung::outcome::not_run, no_code_ ? "no code for this GPU" : gpus_.why_not(), 0});
       return;
     }
     enter(name);
@@ -168,9 +168,8 @@ class job {
               g.memory_free.known() &&
               static_cast<double>(*g.memory_free) < o_.memory_gib * (1 << 30))
             out.push_back({"memory_short",
-                           cat("rank ", f.rank, ": ", g.name, " has ",
-                               gib_text(*g.memory_free), " free, --memory asks for ",
-                               o_.memory_gib, " GiB"),
+                           cat("rank ", f.rank, ": ", g.name, " has ", gib_text(*g.memory_free),
+                               " free, --memory asks for ", o_.memory_gib, " GiB"),
                            f.rank, f.host});
     return out;
   }
@@ -407,8 +406,7 @@ class job {
     if (world_.size() > 1)
       nccl("NCCL, 2 ranks", [](const rank_facts& f) { return f.rank < 2 ? 0 : -1; });
     nccl("NCCL, each host alone", [&](const rank_facts& f) { return host_number[f.host]; });
-    if (host_number.size() > 1)
-      nccl("NCCL, all ranks", [](const rank_facts&) { return 0; });
+    if (host_number.size() > 1) nccl("NCCL, all ranks", [](const rank_facts&) { return 0; });
   }
 
   /// Rungs that did not run are named, in their order.
@@ -444,9 +442,9 @@ class job {
     const int code = exit_code(report_.findings);
     const auto costs = report_.costs.complete();
     if (!o_.cost_model.empty() && !costs)
-      throw on_every_rank(usage_error(
-          cat("--cost-model: no link was measured (", world_.size() == 1 ? "one rank" : "see above",
-              "), so there is no cost model")));
+      throw on_every_rank(usage_error(cat("--cost-model: no link was measured (",
+                                          world_.size() == 1 ? "one rank" : "see above",
+                                          "), so there is no cost model")));
     if (world_.rank() == 0) {
       if (!listen_error_.empty())
         std::fprintf(stderr, "[%s] %s\n", world_.label().c_str(), listen_error_.c_str());

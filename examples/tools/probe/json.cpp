@@ -446,8 +446,7 @@ void read_pair(const fields& f, machine& m) {
   status("p2p_atomics", p.p2p_atomics);
   status("p2p_nvlink", p.p2p_nvlink);
   status("nccl", p.nccl);
-  if (f.find("peer_access") != nullptr)
-    p.peer_access = {f.need<bool>("peer_access"), source::cuda};
+  if (f.find("peer_access") != nullptr) p.peer_access = {f.need<bool>("peer_access"), source::cuda};
   if (f.find("peer_atomics") != nullptr)
     p.peer_atomics = {f.need<bool>("peer_atomics"), source::cuda};
 }

@@ -20,8 +20,8 @@ struct small_model {
   std::vector<int> labels;
 
   small_model()
-      : x(values(1, batch * inputs)), w1(values(2, inputs * hidden, 0.1F)),
-        b1(values(3, hidden)), w2(values(4, hidden * classes, 0.1F)), b2(values(5, classes)) {
+      : x(values(1, batch * inputs)), w1(values(2, inputs * hidden, 0.1F)), b1(values(3, hidden)),
+        w2(values(4, hidden * classes, 0.1F)), b2(values(5, classes)) {
     for (int r = 0; r < batch; ++r) labels.push_back(r * 7 % classes);
   }
 

@@ -9,8 +9,8 @@
 namespace polyrank::examples {
 
 step_watch::step_watch(std::string who, std::chrono::seconds limit)
-    : who_(std::move(who)), limit_(limit), now_(limit), due_(std::chrono::steady_clock::now() + limit),
-      thread_([this] { run(); }) {}
+    : who_(std::move(who)), limit_(limit), now_(limit),
+      due_(std::chrono::steady_clock::now() + limit), thread_([this] { run(); }) {}
 
 step_watch::~step_watch() {
   {

@@ -58,8 +58,8 @@ int run_topo(const topo_options& o) {
       add_cuda_facts(m, read_cuda_facts(cuda));
       choose_nccl_transport(m, nccl_settings::from_environment());
     }
-    const bool gpu_seen = std::any_of(m.gpus.begin(), m.gpus.end(),
-                                      [](const gpu& g) { return !g.uuid.empty(); });
+    const bool gpu_seen =
+        std::any_of(m.gpus.begin(), m.gpus.end(), [](const gpu& g) { return !g.uuid.empty(); });
     for (finding& f : judge_cuda(cuda, gpu_seen, m.host)) r.findings.push_back(std::move(f));
   } else {
     r = read_any(o.from, numa_map(o.numa));

@@ -108,8 +108,7 @@ void each_flat_member(std::string_view text, std::string_view file, Member membe
     for (field& f : fields) {
       if (name != f.name) continue;
       const bool rate = name.ends_with("beta");
-      const auto [end, code] =
-          std::from_chars(value.data(), value.data() + value.size(), f.value);
+      const auto [end, code] = std::from_chars(value.data(), value.data() + value.size(), f.value);
       if (code != std::errc() || end != value.data() + value.size() || !std::isfinite(f.value) ||
           f.value < 0 || (rate && f.value == 0))
         throw data_error(detail::cat(file, ": ", name, " is ", value, ", it must be a number ",

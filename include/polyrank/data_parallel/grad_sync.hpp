@@ -341,11 +341,10 @@ class grad_sync {
     // Large enough to hide latency, small enough that most of backward is left to overlap with.
     const cost_model measured = agreed_cost_model(comm_->control());
     const std::size_t least = std::size_t{1} << 20;
-    const std::size_t bucket_bytes =
-        o.bucket_bytes != 0
-            ? o.bucket_bytes
-            : std::clamp(o.cost.value_or(measured).bucket_bytes(ranks), least,
-                         std::max(least, total / 8));
+    const std::size_t bucket_bytes = o.bucket_bytes != 0
+                                         ? o.bucket_bytes
+                                         : std::clamp(o.cost.value_or(measured).bucket_bytes(ranks),
+                                                      least, std::max(least, total / 8));
     layout_ = polyrank::layout::make(
         counts, sizeof(G),
         {.bucket_bytes = bucket_bytes, .tail_bytes = o.tail_bytes, .order = o.order});

@@ -150,8 +150,8 @@ class child_process {
     }
     if (pid_ > 0) return "still there";
     if (WIFSIGNALED(status_))
-      return polyrank::detail::cat("signal ", WTERMSIG(status_), " (",
-                                   strsignal(WTERMSIG(status_)), ')');
+      return polyrank::detail::cat("signal ", WTERMSIG(status_), " (", strsignal(WTERMSIG(status_)),
+                                   ')');
     return polyrank::detail::cat("exit code ", WEXITSTATUS(status_));
   }
 

@@ -74,7 +74,8 @@ struct cuda_facts {
     for (std::size_t j = i + 1; j < f.devices.size(); ++j) {
       const auto p = parts(a.word(polyrank::detail::cat("peer", i, '.', j)));
       if (p.size() != 3) continue;
-      f.peers.push_back({i, j, number(p[0]) != 0, number(p[1]) != 0, static_cast<int>(number(p[2]))});
+      f.peers.push_back(
+          {i, j, number(p[0]) != 0, number(p[1]) != 0, static_cast<int>(number(p[2]))});
     }
   return f;
 }
@@ -113,7 +114,8 @@ inline void add_cuda_facts(machine& m, const cuda_facts& f) {
     p.peer_atomics = {c.atomics, source::cuda};
     if (p.from == source::none) p.from = source::cuda;
     if (c.access && p.nvlink.what == nvlink_count::knowledge::not_described)
-      p.nvlink = c.atomics ? nvlink_count{nvlink_count::knowledge::unknown, 0} : nvlink_count::of(0);
+      p.nvlink =
+          c.atomics ? nvlink_count{nvlink_count::knowledge::unknown, 0} : nvlink_count::of(0);
   }
 }
 

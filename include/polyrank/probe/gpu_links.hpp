@@ -60,15 +60,16 @@ enum class transfer_kind : std::uint8_t {
 struct gpu_link {
   enum class state : std::uint8_t { ok, corrupt, hung, failed };
   transfer_kind kind = transfer_kind::to_device;
-  std::string host;        ///< of a
-  std::string a, b;        ///< "GPU0", "rank 3"; b empty: the host
-  std::string route;       ///< "NV18", "PIX", "gen5 x16", "network"
+  std::string host;  ///< of a
+  std::string a, b;  ///< "GPU0", "rank 3"; b empty: the host
+  std::string route; ///< "NV18", "PIX", "gen5 x16", "network"
   state how = state::ok;
-  std::string text;        ///< what failed
-  double seconds = 0;      ///< of a small message; 0: not measured
-  double bytes_per_s = 0;  ///< 0: not measured
-  double usual = 0;        ///< bytes per second expected; 0: not known
-  bool may_be_slow = false; ///< through a host bridge or between NUMA nodes: never more than a warning
+  std::string text;       ///< what failed
+  double seconds = 0;     ///< of a small message; 0: not measured
+  double bytes_per_s = 0; ///< 0: not measured
+  double usual = 0;       ///< bytes per second expected; 0: not known
+  bool may_be_slow =
+      false; ///< through a host bridge or between NUMA nodes: never more than a warning
 
   [[nodiscard]] double ratio() const noexcept { return usual > 0 ? bytes_per_s / usual : 0; }
   /// "ok", "slow" (below 85 % of the usual rate), "BAD" (below 60 %), "CORRUPT", "HUNG", "failed",
@@ -130,7 +131,7 @@ inline void expect_pair(gpu_link& l, const machine& m, std::size_t a, std::size_
 
 /// One collective operation of all ranks.
 struct collective_rate {
-  std::string name;      ///< "all_reduce"
+  std::string name; ///< "all_reduce"
   int ranks = 0;
   std::size_t bytes = 0; ///< of the whole buffer, as nccl-tests counts them
   double seconds = 0;    ///< 0: verified, not timed
@@ -151,8 +152,7 @@ struct collective_rate {
 
 /// The cost model of a ring that fits measured all-reduces best: least squares of the relative
 /// error of time = 2(n-1) alpha + 2(n-1)/n bytes/beta. Nothing with fewer than two sizes.
-[[nodiscard]] inline std::optional<cost_model>
-fit_ring(const std::vector<collective_rate>& rates) {
+[[nodiscard]] inline std::optional<cost_model> fit_ring(const std::vector<collective_rate>& rates) {
   double xx = 0, xy = 0, yy = 0, x1 = 0, y1 = 0;
   int sizes = 0;
   for (const collective_rate& r : rates) {

@@ -41,9 +41,7 @@ struct gpu_answer {
   std::map<std::string, std::string> values;
 
   [[nodiscard]] bool good() const noexcept { return how == outcome::ok; }
-  [[nodiscard]] bool hung() const noexcept {
-    return how == outcome::late || how == outcome::stuck;
-  }
+  [[nodiscard]] bool hung() const noexcept { return how == outcome::late || how == outcome::stuck; }
   [[nodiscard]] std::string word(const std::string& name) const {
     const auto found = values.find(name);
     return found == values.end() ? std::string() : found->second;
@@ -93,8 +91,8 @@ struct gpu_answer {
   gpu_answer a;
   const auto found = std::find(std::begin(heads), std::end(heads), head);
   if (found == std::end(heads))
-    throw data_error(polyrank::detail::cat("GPU worker: \"", head.substr(0, 40),
-                                           "\" is no answer"));
+    throw data_error(
+        polyrank::detail::cat("GPU worker: \"", head.substr(0, 40), "\" is no answer"));
   a.how = static_cast<gpu_answer::outcome>(found - std::begin(heads));
   if (!a.good()) {
     const std::string_view code = next();
@@ -105,8 +103,7 @@ struct gpu_answer {
   while (!line.empty()) {
     const std::string_view field = next();
     const std::size_t equal = std::min(field.find('='), field.size());
-    a.values[std::string(field.substr(0, equal))] =
-        field.substr(std::min(equal + 1, field.size()));
+    a.values[std::string(field.substr(0, equal))] = field.substr(std::min(equal + 1, field.size()));
   }
   return a;
 }

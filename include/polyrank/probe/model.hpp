@@ -166,7 +166,7 @@ struct gpu {
   fact<std::string> mig;                        ///< "on", "off"
   fact<std::string> compute_mode;               ///< "default", "prohibited", "exclusive process"
   fact<std::int64_t> memory_total, memory_free; ///< bytes
-  fact<std::int64_t> utilization; ///< percent of the time with a kernel on the GPU
+  fact<std::int64_t> utilization;               ///< percent of the time with a kernel on the GPU
   fact<std::string> processes; ///< "pid 123 train, 2100 MiB; ..." of compute processes; "none"
 
   [[nodiscard]] nvlink_count links() const noexcept {

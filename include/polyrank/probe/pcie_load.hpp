@@ -23,8 +23,8 @@ class pcie_load {
     const unsigned count = lib_->get<unsigned>("nvmlDeviceGetCount_v2").value_or(0);
     for (unsigned i = 0; i < count && !device_; ++i) {
       const auto d = lib_->get<nvml_abi::handle>("nvmlDeviceGetHandleByIndex_v2", i);
-      const auto pci = d ? lib_->get<nvml_abi::pci_info>("nvmlDeviceGetPciInfo_v3", *d)
-                         : std::nullopt;
+      const auto pci =
+          d ? lib_->get<nvml_abi::pci_info>("nvmlDeviceGetPciInfo_v3", *d) : std::nullopt;
       if (pci && pci->domain == address->domain && pci->bus == address->bus &&
           pci->device == address->device)
         device_ = d;

@@ -144,8 +144,8 @@ measure_rank_links(Comm& comm, const std::vector<rank_facts>& ranks, std::size_t
 
 /// The cost model of the links within hosts, or of those between them: medians. Nothing where there
 /// are none.
-[[nodiscard]] inline std::optional<cost_model>
-fit_cost_model(const std::vector<rank_link>& links, bool same_host) {
+[[nodiscard]] inline std::optional<cost_model> fit_cost_model(const std::vector<rank_link>& links,
+                                                              bool same_host) {
   std::vector<double> alpha, beta;
   for (const rank_link& l : links)
     if (l.same_host == same_host) {

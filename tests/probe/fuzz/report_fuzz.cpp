@@ -1,7 +1,10 @@
-// libFuzzer target: the JSON of a report, and the facts of a rank.
+// libFuzzer target: the JSON of a report, the facts of a rank, answers of a GPU worker, cost
+// models.
 // SPDX-License-Identifier: Apache-2.0
 #include "json.hpp"
 
+#include <polyrank/core/cost_model_file.hpp>
+#include <polyrank/probe/cuda_facts.hpp>
 #include <polyrank/probe/table.hpp>
 
 #include <cstdint>
@@ -23,6 +26,20 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const probe::rank_facts f = probe::decode_facts(text);
     const std::string once = probe::encode(f);
     if (probe::encode(probe::decode_facts(once)) != once) std::abort();
+  } catch (const data_error&) {
+  }
+  try {
+    const probe::gpu_answer a = probe::decode_answer(text);
+    const std::string once = probe::encode(a);
+    if (probe::encode(probe::decode_answer(once)) != once) std::abort();
+    probe::machine m = probe::machine();
+    probe::add_cuda_facts(m, probe::read_cuda_facts(a));
+  } catch (const data_error&) {
+  }
+  try {
+    const measured_costs c = parse_cost_model(text, "fuzz");
+    const std::string once = cost_model_text(c);
+    if (cost_model_text(parse_cost_model(once, "again")) != once) std::abort();
   } catch (const data_error&) {
   }
   return 0;
