@@ -387,6 +387,7 @@ gpu_part::result gpu_part::connect() { return group(std::vector<int>(ranks(), 0)
 
 gpu_part::result gpu_part::pairs() {
   result out;
+  report_.costs = {}; // of MPI; with GPUs it is NCCL that counts
   std::vector<gpu_link> links;
   auto rounds = pair_rounds(comm_.size());
   if (ranks() > 32) { // neighbours in a ring instead of every pair

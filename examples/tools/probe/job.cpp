@@ -81,9 +81,12 @@ class job {
 
   int run() {
     facts();
-    if (o_.command == job_options::what::ladder) {
+    const bool ladder_only = o_.command == job_options::what::ladder,
+               bandwidth_only = o_.command == job_options::what::bandwidth;
+    if (ladder_only || bandwidth_only) report_.findings = gpus_.cuda_findings();
+    if (ladder_only) {
       ladder();
-    } else if (o_.command == job_options::what::bandwidth) {
+    } else if (bandwidth_only) {
       rank_links();
       gpu_bandwidth();
     } else {
@@ -124,7 +127,7 @@ class job {
     if (go()) gpu_rung("NCCL", &gpu_part::connect);
     if (go()) gpu_rung("small win", &gpu_part::small_win);
     if (go()) gpu_rung("matrix products", &gpu_part::gemm);
-    if (!stops && !failed()) {
+    if (!stops) {
       gpu_rung("host and GPU", &gpu_part::host_device);
       gpu_rung("pairs over NCCL", &gpu_part::pairs);
       gpu_rung("collectives over NCCL", &gpu_part::collectives);
@@ -441,21 +444,24 @@ class job {
     watch_.enter("report");
     const int code = exit_code(report_.findings);
     const auto costs = report_.costs.complete();
-    if (!o_.cost_model.empty() && !costs)
-      throw on_every_rank(usage_error(cat("--cost-model: no link was measured (",
-                                          world_.size() == 1 ? "one rank" : "see above",
-                                          "), so there is no cost model")));
     if (world_.rank() == 0) {
       if (!listen_error_.empty())
         std::fprintf(stderr, "[%s] %s\n", world_.label().c_str(), listen_error_.c_str());
       if (!o_.json.empty()) write_file(o_.json, report_json(report_));
-      if (!o_.cost_model.empty()) write_file(o_.cost_model, cost_model_text(*costs));
+      if (!o_.cost_model.empty() && costs) write_file(o_.cost_model, cost_model_text(*costs));
       if (!o_.svg.empty() && !report_.machines.empty())
         write_file(o_.svg, topology_svg(report_.machines[0]));
       std::fputs(text().c_str(), stdout);
       std::fflush(stdout);
     }
     comm_.control().barrier(o_.timeout); // nobody leaves before the report is out
+    if (!o_.cost_model.empty() && !costs)
+      throw on_every_rank(
+          usage_error(cat("--cost-model: no cost model, since no link could be timed (",
+                          world_.size() == 1 ? "one rank"
+                          : gpus_.shared()   ? "ranks share a GPU"
+                                             : "see above",
+                          ')')));
     return code;
   }
 

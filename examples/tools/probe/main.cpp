@@ -63,7 +63,7 @@ int command(int argc, char** argv) {
       "ladder", "The same sum with 1 rank, 2, each host, all: which step fails first");
   for (CLI::App* sub : {topo_command, all_command})
     sub->add_option("--svg", topo.svg, "Draw the topology into FILE")->type_name("FILE");
-  for (CLI::App* sub : {preflight_command, all_command, bandwidth_command})
+  for (CLI::App* sub : {all_command, bandwidth_command})
     sub->add_option("--cost-model", job.cost_model,
                     "Write the cost model of the measured links into FILE")
         ->type_name("FILE");
