@@ -454,8 +454,9 @@ class job {
       std::fputs(text().c_str(), stdout);
       std::fflush(stdout);
     }
-    comm_.control().barrier(o_.timeout); // nobody leaves before the report is out
-    if (!o_.cost_model.empty() && !costs)
+    comm_.control().barrier(o_.timeout);         // nobody leaves before the report is out
+    const bool grave = code >= 20 && code <= 22; // then that is what the caller must learn
+    if (!o_.cost_model.empty() && !costs && !grave)
       throw on_every_rank(
           usage_error(cat("--cost-model: no cost model, since no link could be timed (",
                           world_.size() == 1 ? "one rank"
