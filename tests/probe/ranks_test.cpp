@@ -113,6 +113,9 @@ TEST_CASE("healthy ranks give no finding; each fault gives its own and names the
   CHECK(codes(with([](auto& r) {
           for (auto& f : r) f.limits["nofile"] = 1024;
         })) == "nofile_low nofile_low nofile_low nofile_low");
+  CHECK(codes(with([](auto& r) {
+          for (auto& f : r) f.limits["container CPU percent"] = 150; // for two ranks a host
+        })) == "cpus_shared cpus_shared");
   const auto shm =
       with([](auto& r) { r[2].shm_bytes = r[2].shm_free = 64 << 20; }); // Docker's default
   CHECK(codes(shm) == "shm_too_low");

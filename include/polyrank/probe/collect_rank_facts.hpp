@@ -145,6 +145,17 @@ inline void read_nccl_conf(const std::filesystem::path& file, rank_facts& f) {
   limit("memlock", RLIMIT_MEMLOCK);
   limit("nofile", RLIMIT_NOFILE);
   limit("stack", RLIMIT_STACK);
+  // Of a container (cgroup 2): bytes, and percent of one CPU.
+  const auto quota = [](const char* file) -> std::vector<std::int64_t> {
+    std::ifstream in(file);
+    std::vector<std::int64_t> numbers; // "max" is none
+    for (std::int64_t n = 0; in >> n;) numbers.push_back(n);
+    return numbers;
+  };
+  if (const auto bytes = quota("/sys/fs/cgroup/memory.max"); !bytes.empty())
+    f.limits["container memory"] = bytes[0];
+  if (const auto cpu = quota("/sys/fs/cgroup/cpu.max"); cpu.size() == 2 && cpu[1] > 0)
+    f.limits["container CPU percent"] = cpu[0] * 100 / cpu[1];
   struct statvfs shm {};
   if (statvfs("/dev/shm", &shm) == 0) {
     f.shm_bytes = static_cast<std::int64_t>(shm.f_blocks * shm.f_frsize);

@@ -107,6 +107,10 @@ template <class Value>
                                                  limit("stack") == -1 && nccl != f.versions.end() &&
                                                  nccl->second < "2.28")
     found("stack_unlimited", cat("stack unlimited, NCCL ", nccl->second));
+  if (const auto n = limit("container CPU percent");
+      f.local_rank == 0 && n >= 0 && n < 100 * local_ranks)
+    found("cpus_shared", cat("the container may use ", n, " % of one CPU, for ", local_ranks,
+                             local_ranks == 1 ? " rank" : " ranks"));
   if (f.local_rank == 0 && f.shm_bytes >= 0) {
     constexpr std::int64_t mib = std::int64_t{1} << 20;
     const std::int64_t need = std::max(16 * mib, (has_gpu ? 33 : 8) * mib * local_ranks);

@@ -30,8 +30,9 @@ struct rank_facts {
   cpu_list cpus;     ///< this rank may run on
   int host_cpus = 0; ///< online
   std::string cpu_model, kernel;
-  std::map<std::string, std::string> env;     ///< NCCL_*, CUDA_*, UCX_*, ...
-  std::map<std::string, std::int64_t> limits; ///< "memlock", "nofile", "stack"; -1: unlimited
+  std::map<std::string, std::string> env; ///< NCCL_*, CUDA_*, UCX_*, ...
+  /// "memlock", "nofile", "stack" (-1: unlimited), "container memory", "container CPU percent".
+  std::map<std::string, std::int64_t> limits;
   std::map<std::string, std::string>
       versions;                       ///< "nccl", "cuda driver", "nvidia driver", "mpi", ...
   std::vector<std::string> libraries; ///< paths of cuda, nccl, cublas and mpi libraries
