@@ -46,7 +46,7 @@ release() {
 
 "$(dirname "$0")/against_smi.py" "$probe"
 check healthy 0 'exit=0|small win|TFLOP/s' "$scripts/gpu_ranks.sh" 1 "$probe" preflight
-check '8 ranks' 0 'ranks=8|all_reduce with 8' "$scripts/gpu_ranks.sh" 8 "$probe" preflight
+check '4 ranks' 0 'ranks=4|all_reduce with 4' "$scripts/gpu_ranks.sh" 4 "$probe" preflight
 check bandwidth 0 'all_to_all|GPU to host|1 pair' "$scripts/gpu_ranks.sh" 2 "$probe" bandwidth
 check ladder 0 'NCCL, 2 ranks' "$scripts/gpu_ranks.sh" 2 "$probe" ladder
 check 'memory asked for' 20 'memory_short|--memory asks for 4000 GiB|not run  libraries' \
