@@ -56,7 +56,7 @@ cp "$probe" "$files/bin/polyrank_probe"
 cp "$wrong_sm" "$files/bin/polyrank_probe_gpu"
 check 'unknown SM' 20 'no_code|not run  GPU health' "$scripts/gpu_ranks.sh" 1 "$files/bin/polyrank_probe" preflight
 take 0.5
-check 'busy GPU' 10 "gpu_busy|pid $taker take_gpu|orphan" "$probe" topo
+check 'busy GPU' 10 "gpu_busy|pid $taker polyrank_probe_|orphan" "$probe" topo
 release
 take 30 idle
 check 'memory taken' 10 'memory_taken|GiB in use' "$probe" topo
