@@ -577,8 +577,8 @@ int run_gpu_worker() {
   // NCCL and others print to standard output; answers keep it to themselves.
   std::FILE* const out = fdopen(dup(1), "w");
   if (out == nullptr || dup2(2, 1) < 0) return 1;
-  // A failed test of NVLink multicast can put all GPUs of a host out of service until a reset: it is
-  // used only where the user asks for it.
+  // A failed test of NVLink multicast can put all GPUs of a host out of service until a reset: it
+  // is used only where the user asks for it.
   setenv("NCCL_NVLS_ENABLE", "0", 0);
   worker w;
   for (std::string line; std::getline(std::cin, line);) {
