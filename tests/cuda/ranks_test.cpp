@@ -296,7 +296,8 @@ TEST_CASE("memory comes from the caller's resource, all of it at construction") 
 
 TEST_CASE("the GPU itself tells the recorder what has begun and what is done") {
   auto& comm = shared_comm();
-  MPI_REQUIRE(MPI_COMM_WORLD, comm.warnings().empty()); // or it cannot write
+  for (const std::string& w : comm.warnings()) // or it cannot write; others may have come before
+    MPI_REQUIRE(MPI_COMM_WORLD, w.find("no progress of the GPU") == std::string::npos);
   auto& recorder = shared->w.recorder();
   stream s = comm.make_stream();
   auto x = up(std::vector<float>(1000, 1.0f));

@@ -115,14 +115,15 @@ template <class Executor>
   report out;
   out.shape = t.shape;
   out.ranks.resize(t.shape.ranks);
+  const auto number_of = [&all](std::size_t r, std::size_t i) {
+    double x = 0;
+    std::memcpy(&x, all[r].data() + 64 + i * sizeof x, sizeof x);
+    return x;
+  };
+  double zero = number_of(0, 0); // when the first rank left the barrier
+  for (std::size_t r = 1; r < t.shape.ranks; ++r) zero = std::min(zero, number_of(r, 0));
   for (std::size_t r = 0; r < t.shape.ranks; ++r) {
-    const auto number = [&](std::size_t i) {
-      double x = 0;
-      std::memcpy(&x, all[r].data() + 64 + i * sizeof x, sizeof x);
-      return x;
-    };
-    double zero = 0;
-    std::memcpy(&zero, all[0].data() + 64, sizeof zero);
+    const auto number = [&](std::size_t i) { return number_of(r, i); };
     const double shift = one_host ? number(0) - zero : 0;
     out.ranks[r].peak_memory = number(1);
     out.ranks[r].peak_activation = number(2);
