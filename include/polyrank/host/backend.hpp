@@ -5,6 +5,7 @@
 #include <polyrank/backend/concepts.hpp>
 #include <polyrank/core/error.hpp>
 #include <polyrank/core/hash.hpp>
+#include <polyrank/host/memory.hpp>
 #include <polyrank/host/reduce.hpp>
 #include <polyrank/host/stopwatch.hpp>
 #include <polyrank/host/stream.hpp>
@@ -26,10 +27,8 @@ struct backend {
   static constexpr std::string_view name = "host";
   static constexpr bool on_device = false;
 
-  /// Ordinary aligned memory.
-  [[nodiscard]] static std::pmr::memory_resource& memory() noexcept {
-    return *std::pmr::new_delete_resource();
-  }
+  /// Ordinary aligned memory (host/memory.hpp).
+  [[nodiscard]] static std::pmr::memory_resource& memory() noexcept { return host::memory(); }
 
   /// out[i] = value
   template <element T>

@@ -11,14 +11,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <polyrank/backend/buffer.hpp>
 #include <polyrank/core/partition.hpp>
+#include <polyrank/host/memory.hpp>
 #include <polyrank/host/progress_engine.hpp>
 #include <polyrank/host/reduce.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 namespace polyrank::host::detail {
@@ -56,7 +57,7 @@ class ring final : public task {
     window_ = 2 * lanes_;
     receives_.resize(window_, MPI_REQUEST_NULL);
     sends_.resize(window_, MPI_REQUEST_NULL);
-    if (reduce_steps_ > 0) scratch_.reset(new std::byte[window_ * segment_ * width_]);
+    if (reduce_steps_ > 0) scratch_ = {window_ * segment_ * width_, memory()};
     if (k == kind::all_gather) copy(out_ + rank_ * count * width_, in_, count);
     if (n_ == 1 && k != kind::all_gather) copy(out_, in_, count);
   }
@@ -100,8 +101,8 @@ class ring final : public task {
   }
 
   void cancel() noexcept override {
-    for (MPI_Request& r : receives_) link::drop(r, true);
-    for (MPI_Request& r : sends_) link::drop(r, false);
+    for (MPI_Request& r : receives_) over().drop(r, true);
+    for (MPI_Request& r : sends_) over().drop(r, false);
   }
 
   /// Bytes that one rank sends.
@@ -144,7 +145,7 @@ class ring final : public task {
     return requests[q % requests.size()];
   }
   [[nodiscard]] std::byte* scratch(std::size_t q) const noexcept {
-    return scratch_.get() + q % window_ * segment_ * width_;
+    return scratch_.data() + q % window_ * segment_ * width_;
   }
   /// Where the results of this rank's own chunk (or of all chunks) live.
   [[nodiscard]] std::byte* result(const piece& p) const noexcept {
@@ -177,7 +178,7 @@ class ring final : public task {
               window_ = 0;
   std::size_t receives_posted_ = 0, receives_done_ = 0, sends_posted_ = 0, sends_done_ = 0;
   std::vector<MPI_Request> receives_, sends_;
-  std::unique_ptr<std::byte[]> scratch_;
+  buffer<std::byte> scratch_;
 };
 
 /// One step of the doubling: what a rank does with which partner.
@@ -218,7 +219,7 @@ class doubling final : public task {
   doubling(const link& over, const std::byte* in, std::byte* out, std::size_t count,
            std::size_t width, reducer op)
       : task(over), out_(out), count_(count), width_(width), op_(op),
-        steps_(doubling_steps(over.rank(), over.size())), scratch_(count * width) {
+        steps_(doubling_steps(over.rank(), over.size())), scratch_(count * width, memory()) {
     if (in != out && count > 0) std::memcpy(out, in, count * width);
     if (count == 0) steps_.clear();
   }
@@ -245,8 +246,8 @@ class doubling final : public task {
     return true;
   }
   void cancel() noexcept override {
-    link::drop(receive_, true);
-    link::drop(send_, false);
+    over().drop(receive_, true);
+    over().drop(send_, false);
   }
 
  private:
@@ -254,7 +255,7 @@ class doubling final : public task {
   std::size_t count_, width_;
   reducer op_;
   std::vector<doubling_step> steps_;
-  std::vector<std::byte> scratch_;
+  buffer<std::byte> scratch_;
   std::size_t at_ = 0;
   bool posted_ = false;
   MPI_Request receive_ = MPI_REQUEST_NULL, send_ = MPI_REQUEST_NULL;
@@ -304,8 +305,8 @@ class tree final : public task {
     return forwarded_ == segments_ && sends_.empty();
   }
   void cancel() noexcept override {
-    for (MPI_Request& r : receives_) link::drop(r, true);
-    for (MPI_Request& r : sends_) link::drop(r, false);
+    for (MPI_Request& r : receives_) over().drop(r, true);
+    for (MPI_Request& r : sends_) over().drop(r, false);
   }
 
  private:
@@ -341,7 +342,7 @@ class batch final : public task {
     return done_ == parts_.size();
   }
   void cancel() noexcept override {
-    for (std::size_t i = 0; i < requests_.size(); ++i) link::drop(requests_[i], !parts_[i].sends);
+    for (std::size_t i = 0; i < requests_.size(); ++i) over().drop(requests_[i], !parts_[i].sends);
   }
 
  private:

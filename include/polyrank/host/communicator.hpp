@@ -9,6 +9,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <polyrank/backend/buffer.hpp>
 #include <polyrank/host/backend.hpp>
 #include <polyrank/host/calls.hpp>
 #include <polyrank/host/collectives.hpp>
@@ -47,7 +48,7 @@ class mpi_control {
     const std::vector<std::uint64_t> lengths = gather<std::uint64_t>(bytes.size());
     const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
     const std::size_t n = lengths.size();
-    std::vector<std::byte> mine(longest), all(longest * n);
+    buffer<std::byte> mine(longest, memory()), all(longest * n, memory());
     if (!bytes.empty()) std::memcpy(mine.data(), bytes.data(), bytes.size());
     detail::ring task(*link_, detail::ring::kind::all_gather, mine.data(), all.data(), longest, 1,
                       nullptr, {});

@@ -14,10 +14,13 @@
 // MULTIPLE.
 //
 // Abort: abort(cause) on any rank sends one eager message to every peer; their tasks and all later
-// ones fail with aborted_error{cause}. Nothing of this blocks.
+// ones fail with aborted_error{cause}. From then on every engine takes in whatever still arrives,
+// so that what its peers are sending ends and they may free it. Nothing of this blocks for long.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <polyrank/backend/buffer.hpp>
+#include <polyrank/host/memory.hpp>
 #include <polyrank/host/mpi_include.hpp>
 #include <polyrank/host/work_queue.hpp>
 
@@ -34,14 +37,63 @@
 
 namespace polyrank::host {
 
+/// Takes in what nobody will ask for any more, once the communicator has been aborted.
+class drain {
+ public:
+  explicit drain(MPI_Comm comm) noexcept : comm_(comm) {}
+  /// From now on turn() takes all messages.
+  void open() noexcept { open_ = true; }
+  [[nodiscard]] bool is_open() const noexcept { return open_; }
+  /// Takes what has arrived. Does not wait.
+  void turn() noexcept {
+    if (!open_) return;
+    try {
+      for (;;) {
+        int there = 0, bytes = 0;
+        MPI_Message message;
+        MPI_Status status;
+        if (MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &there, &message, &status) !=
+                MPI_SUCCESS ||
+            there == 0)
+          break;
+        MPI_Get_count(&status, MPI_BYTE, &bytes);
+        taken_.push_back(
+            {MPI_REQUEST_NULL, buffer<std::byte>(static_cast<std::size_t>(bytes), memory())});
+        MPI_Imrecv(taken_.back().data.data(), bytes, MPI_BYTE, &message, &taken_.back().request);
+      }
+      std::erase_if(taken_, [](item& i) {
+        int done = 0;
+        return MPI_Test(&i.request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done != 0;
+      });
+    } catch (...) { // out of memory: the peers wait in vain, for a bounded time
+      open_ = false;
+    }
+  }
+  /// What is still on its way stays where it is.
+  ~drain() {
+    if (!taken_.empty()) detail::memory_is_kept = true;
+  }
+  drain(const drain&) = delete;
+  drain& operator=(const drain&) = delete;
+
+ private:
+  struct item {
+    MPI_Request request;
+    buffer<std::byte> data;
+  };
+  MPI_Comm comm_;
+  bool open_ = false;
+  std::vector<item> taken_;
+};
+
 /// Where messages go: an MPI communicator, a tag of one's own, and the ranks of a group in it.
 /// Messages of one link between two ranks arrive in order.
 class link {
  public:
   link(MPI_Comm comm, int tag, std::vector<int> members, int rank,
-       std::atomic<std::uint64_t>& bytes_sent)
-      : comm_(comm), tag_(tag), members_(std::move(members)), rank_(rank),
-        bytes_sent_(&bytes_sent) {}
+       std::atomic<std::uint64_t>& bytes_sent, drain& d)
+      : comm_(comm), tag_(tag), members_(std::move(members)), rank_(rank), bytes_sent_(&bytes_sent),
+        drain_(&d) {}
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
@@ -71,18 +123,25 @@ class link {
     detail::check_mpi(MPI_Test(&r, &done, &status), "MPI_Test");
     return done != 0;
   }
-  /// Gives up a request. A receive is cancelled, so that its memory is not written any more.
-  static void drop(MPI_Request& r, bool is_receive) noexcept {
+  /// Gives up a request. A receive is cancelled, so that its memory is not written any more. A send
+  /// cannot be: it gets time to end, in which peers that still answer take it in. What MPI uses
+  /// after that is kept (host/memory.hpp).
+  void drop(MPI_Request& r, bool is_receive) const noexcept {
     if (r == MPI_REQUEST_NULL) return;
-    if (is_receive) {
-      MPI_Cancel(&r);
-      // Completes at once, unless a sender that no longer answers is in the middle of it.
-      const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
-      int done = 0;
-      while (done == 0 && std::chrono::steady_clock::now() < deadline)
-        if (MPI_Test(&r, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
-    } else {
-      MPI_Request_free(&r);
+    if (is_receive) MPI_Cancel(&r);
+    const auto deadline =
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(is_receive          ? 100
+                                                                     : drain_->is_open() ? 500
+                                                                                         : 50);
+    int done = 0;
+    do {
+      if (MPI_Test(&r, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
+      drain_->turn();
+      std::this_thread::yield(); // to who is to take it in
+    } while (done == 0 && std::chrono::steady_clock::now() < deadline);
+    if (done == 0) {
+      detail::memory_is_kept = true;
+      if (r != MPI_REQUEST_NULL && !is_receive) MPI_Request_free(&r);
     }
     r = MPI_REQUEST_NULL;
   }
@@ -93,6 +152,7 @@ class link {
   std::vector<int> members_;
   int rank_;
   std::atomic<std::uint64_t>* bytes_sent_;
+  drain* drain_;
 };
 
 /// An operation in progress.
@@ -129,7 +189,7 @@ class progress_engine {
   /// Takes `comm` (not owned; nobody else may use it) and starts. `max_message` bounds one MPI
   /// message in bytes; the same on all ranks.
   progress_engine(MPI_Comm comm, mode m, std::size_t max_message = std::size_t{1} << 30)
-      : comm_(comm), mode_(m), max_message_(max_message) {
+      : comm_(comm), mode_(m), max_message_(max_message), drain_(comm) {
     expects(max_message > 0 && max_message <= std::size_t{1} << 30, "progress_engine: max_message ",
             max_message, " is not in 1 ... 2^30 bytes");
     detail::check_mpi(MPI_Comm_rank(comm, &rank_), "MPI_Comm_rank");
@@ -157,7 +217,8 @@ class progress_engine {
       if (members[i] == rank_) rank = static_cast<int>(i);
     expects(context < max_contexts, "too many communicators: ", context, " exist, ", max_contexts,
             " are possible");
-    return {comm_, 1 + static_cast<int>(context) * 2 + kind, std::move(members), rank, bytes_sent_};
+    return {comm_, 1 + static_cast<int>(context) * 2 + kind, std::move(members), rank, bytes_sent_,
+            drain_};
   }
   /// All ranks, in order.
   [[nodiscard]] std::vector<int> everyone() const {
@@ -210,7 +271,7 @@ class progress_engine {
       } catch (...) {       // out of memory: the engine sees the flag at its next turn
       }
     else
-      tell_peers();
+      end_all();
   }
   [[nodiscard]] bool aborted() const noexcept {
     return abort_state_.load(std::memory_order_acquire) == 2;
@@ -236,7 +297,7 @@ class progress_engine {
       t->finished_.raise();
     }
     active_.clear();
-    link::drop(heard_, true);
+    stop_listening();
   }
 
   /// Ends the thread; bounded in time. Called by the destructor.
@@ -252,7 +313,7 @@ class progress_engine {
       thread_.join();
     }
     // An aborted MPI is left alone: requests of dead peers may never complete.
-    if (!aborted()) link::drop(heard_, true);
+    if (!aborted()) stop_listening();
   }
 
  private:
@@ -284,10 +345,10 @@ class progress_engine {
         item->run();
         moved = true;
       }
-      if (aborted() && tell_.exchange(false)) tell_peers();
+      if (aborted()) end_all();
       if (active_.empty()) {
         // A rank that waits elsewhere (for a GPU, say) must still learn that a peer has failed.
-        if (!moved && !stopping_) queue_.wait(std::chrono::milliseconds(20));
+        if (!moved && !stopping_) queue_.wait(std::chrono::milliseconds(drain_.is_open() ? 1 : 20));
         hear();
         pause.reset();
         continue;
@@ -309,7 +370,20 @@ class progress_engine {
         pause.wait();
       if (++turns % 64 == 0) hear();
     }
-    if (aborted() && tell_.exchange(false)) tell_peers();
+    if (!aborted()) return;
+    // Peers need a moment to hear of it and to give up what they are sending.
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+    do {
+      end_all();
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    } while (std::chrono::steady_clock::now() < until);
+  }
+
+  /// After an abort: tells the peers, takes in what they still send.
+  void end_all() noexcept {
+    if (tell_.exchange(false)) tell_peers();
+    drain_.open();
+    drain_.turn();
   }
 
   /// Advances one task; true when it is finished, well or badly.
@@ -320,6 +394,7 @@ class progress_engine {
       return t.advance();
     } catch (...) {
       t.failure_ = std::current_exception();
+      if (aborted()) end_all();
       t.cancel();
       return true;
     }
@@ -333,6 +408,14 @@ class progress_engine {
     detail::check_mpi(MPI_Irecv(heard_text_.data(), static_cast<int>(heard_text_.size()), MPI_CHAR,
                                 MPI_ANY_SOURCE, notice_tag, comm_, &heard_),
                       "MPI_Irecv");
+  }
+
+  void stop_listening() noexcept {
+    if (heard_ == MPI_REQUEST_NULL) return;
+    int done = 0;
+    MPI_Cancel(&heard_);
+    MPI_Test(&heard_, &done, MPI_STATUS_IGNORE);
+    heard_ = MPI_REQUEST_NULL;
   }
 
   /// Looks for an abort notice of a peer.
@@ -373,6 +456,7 @@ class progress_engine {
   std::size_t max_message_;
   int rank_ = 0, size_ = 1;
   std::atomic<std::uint64_t> bytes_sent_{0};
+  drain drain_;
   detail::work_queue queue_;
   std::vector<task*> active_; // engine thread only
   std::atomic<bool> stopping_{false};
