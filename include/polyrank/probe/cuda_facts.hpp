@@ -58,9 +58,15 @@ struct cuda_facts {
       throw data_error(polyrank::detail::cat("GPU worker: \"", text, "\" is no number"));
     return value;
   };
+  const auto version = [&a](const char* key) {
+    const double value = a.number(key);
+    if (!(value >= 0 && value < 1e6))
+      throw data_error(polyrank::detail::cat("GPU worker: ", key, " ", value, " is no version"));
+    return static_cast<int>(value);
+  };
   cuda_facts f;
-  f.driver = static_cast<int>(a.number("driver"));
-  f.runtime = static_cast<int>(a.number("runtime"));
+  f.driver = version("driver");
+  f.runtime = version("runtime");
   f.nccl = a.word("nccl");
   f.cublas = a.word("cublas");
   if (const std::string list = a.word("libraries"); !list.empty()) f.libraries = parts(list);
