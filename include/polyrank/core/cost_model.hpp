@@ -30,7 +30,8 @@ struct cost_model {
   [[nodiscard]] constexpr std::size_t bucket_bytes(std::size_t n,
                                                    double share = 0.05) const noexcept {
     if (n < 2) return 0;
-    return static_cast<std::size_t>((1 - share) / share * alpha * beta * static_cast<double>(n));
+    const double bytes = (1 - share) / share * alpha * beta * static_cast<double>(n);
+    return static_cast<std::size_t>(bytes < 1e18 ? bytes : 1e18);
   }
 };
 
