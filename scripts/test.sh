@@ -89,7 +89,7 @@ sanitized() {
 install_packages "$install" "${test_packages[@]}"
 allow_root
 
-stage configure configure "$root/build" -DCMAKE_BUILD_TYPE=Release -DPOLYRANK_WERROR=ON \
+stage configure configure "$root/build" -DCMAKE_BUILD_TYPE=Release -DPOLYRANK_WERROR=ON -DPOLYRANK_FAST_BUILD=ON \
   -DPOLYRANK_BUILD_TESTS=ON -DPOLYRANK_BUILD_EXAMPLES=ON || finish
 stage build build_all || finish
 stage unit run_tests "$root/build" -L '^unit$' -LE "^$not_now\$" || true
