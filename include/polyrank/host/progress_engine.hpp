@@ -285,6 +285,7 @@ class progress_engine {
   /// Stops while MPI still works, and fails every task, running or later, with
   /// aborted_error{cause}; the peers are not told. For MPI that ends before the engine does.
   void close(std::string_view cause) noexcept {
+    closed_ = true;
     int expected = 0;
     if (abort_state_.compare_exchange_strong(expected, 1)) {
       set_cause(cause);
@@ -370,7 +371,7 @@ class progress_engine {
         pause.wait();
       if (++turns % 64 == 0) hear();
     }
-    if (!aborted()) return;
+    if (!aborted() || closed_) return;
     // Peers need a moment to hear of it and to give up what they are sending.
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
     do {
@@ -381,6 +382,7 @@ class progress_engine {
 
   /// After an abort: tells the peers, takes in what they still send.
   void end_all() noexcept {
+    if (closed_) return;
     if (tell_.exchange(false)) tell_peers();
     drain_.open();
     drain_.turn();
@@ -461,6 +463,7 @@ class progress_engine {
   std::vector<task*> active_; // engine thread only
   std::atomic<bool> stopping_{false};
   bool stopped_ = false;
+  std::atomic<bool> closed_{false}; // MPI is about to end
   std::atomic<int> abort_state_{0}; // 0 no, 1 the cause is being written, 2 aborted
   std::atomic<bool> tell_{false};
   notice cause_{}, heard_text_{};
