@@ -80,6 +80,8 @@ struct gpu_answer {
 
 /// @throws data_error for a line that is no answer
 [[nodiscard]] inline gpu_answer decode_answer(std::string_view line) {
+  if (line.find('\n') != std::string_view::npos)
+    throw data_error("GPU worker: an answer of more than one line");
   const auto next = [&] {
     const std::size_t tab = std::min(line.find('\t'), line.size());
     const std::string_view field = line.substr(0, tab);
