@@ -69,6 +69,17 @@ class drain {
       open_ = false;
     }
   }
+  /// Waits for `r`, taking in messages meanwhile; false: it is not complete after `patience`.
+  bool outlast(MPI_Request& r, std::chrono::milliseconds patience) noexcept {
+    const auto deadline = std::chrono::steady_clock::now() + patience;
+    int done = 0;
+    do {
+      if (MPI_Test(&r, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
+      turn();
+      std::this_thread::yield(); // to who is to take it in
+    } while (done == 0 && std::chrono::steady_clock::now() < deadline);
+    return done != 0;
+  }
   /// What is still on its way stays where it is.
   ~drain() {
     if (!taken_.empty()) detail::memory_is_kept = true;
@@ -129,17 +140,8 @@ class link {
   void drop(MPI_Request& r, bool is_receive) const noexcept {
     if (r == MPI_REQUEST_NULL) return;
     if (is_receive) MPI_Cancel(&r);
-    const auto deadline =
-        std::chrono::steady_clock::now() + std::chrono::milliseconds(is_receive          ? 100
-                                                                     : drain_->is_open() ? 500
-                                                                                         : 50);
-    int done = 0;
-    do {
-      if (MPI_Test(&r, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
-      drain_->turn();
-      std::this_thread::yield(); // to who is to take it in
-    } while (done == 0 && std::chrono::steady_clock::now() < deadline);
-    if (done == 0) {
+    const int patience = is_receive ? 100 : drain_->is_open() ? 500 : 50;
+    if (!drain_->outlast(r, std::chrono::milliseconds(patience))) {
       detail::memory_is_kept = true;
       if (r != MPI_REQUEST_NULL && !is_receive) MPI_Request_free(&r);
     }
@@ -414,9 +416,8 @@ class progress_engine {
 
   void stop_listening() noexcept {
     if (heard_ == MPI_REQUEST_NULL) return;
-    int done = 0;
     MPI_Cancel(&heard_);
-    MPI_Test(&heard_, &done, MPI_STATUS_IGNORE);
+    drain_.outlast(heard_, std::chrono::milliseconds(100));
     heard_ = MPI_REQUEST_NULL;
   }
 
