@@ -10,6 +10,7 @@
 #include <polyrank/probe/launch_line.hpp>
 #include <polyrank/probe/rank_bandwidth.hpp>
 #include <polyrank/probe/read_topology.hpp>
+#include <polyrank/probe/table.hpp>
 #include <polyrank/probe/tcp_mesh.hpp>
 
 #include <fstream>
@@ -107,6 +108,19 @@ TEST_CASE("healthy ranks give no finding; each fault gives its own and names the
   CHECK(codes(with([](auto& r) { r[0].env["NCCL_SOCKET_IFNAME"] = "^docker0"; })) ==
         "env_loopback");
   CHECK(with([](auto& r) { r[0].env["NCCL_SOCKET_IFNAME"] = "^docker0,lo"; }).empty());
+  const auto disable = [](const char* name, bool nics, const char* share) {
+    return codes(with([&](auto& r) {
+      for (auto& f : r) {
+        f.env[name] = "1";
+        f.env["POLYRANK_SHARE_GPU"] = share;
+        if (nics) f.rdma_nics = {"mlx5_0"};
+      }
+    }));
+  };
+  CHECK(disable("NCCL_P2P_DISABLE", false, "0") == "env_slow env_slow env_slow env_slow");
+  CHECK(disable("NCCL_IB_DISABLE", true, "0") == "env_slow env_slow env_slow env_slow");
+  CHECK(disable("NCCL_IB_DISABLE", false, "0").empty()); // nothing to lose
+  CHECK(disable("NCCL_P2P_DISABLE", true, "1").empty());
   CHECK(codes(with([](auto& r) {
           for (auto& f : r) f.env["CUDA_LAUNCH_BLOCKING"] = "1";
         })) == "env_blocking env_blocking env_blocking env_blocking");
@@ -125,6 +139,17 @@ TEST_CASE("healthy ranks give no finding; each fault gives its own and names the
   CHECK(codes(with([](auto& r) {
           for (auto& f : r) f.data_bytes_per_s = f.rank == 1 ? 1e6 : 1e9;
         })) == "data_slow");
+}
+
+TEST_CASE("the text names each kind of finding once, failures first, with whom it was seen on") {
+  std::vector<finding> all;
+  for (int r = 0; r < 10; ++r) all.push_back({"one_cpu", "rank " + std::to_string(r), r, "node1"});
+  all.push_back({"env_differs", "NCCL_ALGO", -1, ""});
+  const std::string text = findings_text(all);
+  CHECK(text.starts_with("FAIL  env_differs: "));
+  CHECK(text.find("one_cpu") == text.rfind("one_cpu"));
+  CHECK(contains(text, "seen: node1: rank 7\n            and 2 more\n      do: "));
+  CHECK(!contains(text, "rank 8"));
 }
 
 TEST_CASE("NCCL's choice of interface") {

@@ -93,8 +93,12 @@ template <class Value>
       !detail::listed("lo", ifname.substr(ifname.starts_with("^=") ? 2 : 1), false))
     found("env_loopback", cat("NCCL_SOCKET_IFNAME=", ifname));
   if (env("CUDA_LAUNCH_BLOCKING") == "1") found("env_blocking", "CUDA_LAUNCH_BLOCKING=1");
-  for (const char* name : {"NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"})
-    if (env(name) == "1" && (has_gpu || !f.rdma_nics.empty())) found("env_slow", cat(name, "=1"));
+  if (env("POLYRANK_SHARE_GPU") != "1") { // ranks that share a GPU have no fast path to lose
+    for (const char* name : {"NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"})
+      if (env(name) == "1" && has_gpu) found("env_slow", cat(name, "=1"));
+    if (env("NCCL_IB_DISABLE") == "1" && !f.rdma_nics.empty())
+      found("env_slow", "NCCL_IB_DISABLE=1, with RDMA NICs");
+  }
   const auto limit = [&](const char* name) {
     const auto i = f.limits.find(name);
     return i == f.limits.end() ? std::int64_t{-1} : i->second;

@@ -5,7 +5,9 @@
 #include <polyrank/probe/finding.hpp>
 #include <polyrank/probe/model.hpp>
 
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace polyrank::probe {
@@ -114,19 +116,27 @@ namespace detail {
   return out;
 }
 
-/// Findings with evidence, advice and reference; failures first.
-[[nodiscard]] inline std::string findings_text(std::vector<finding> findings) {
+/// Findings, failures first: each kind once, with all its evidence (of 1024 ranks the first eight),
+/// advice and reference.
+[[nodiscard]] inline std::string findings_text(const std::vector<finding>& findings) {
   using polyrank::detail::cat;
   if (findings.empty()) return "no findings\n";
-  std::stable_sort(findings.begin(), findings.end(), [](const finding& a, const finding& b) {
-    return a.kind().level() > b.kind().level();
+  constexpr std::size_t most = 8;
+  std::vector<std::string_view> codes; // in the order in which they came
+  for (const finding& f : findings)
+    if (std::find(codes.begin(), codes.end(), f.code) == codes.end()) codes.push_back(f.code);
+  std::stable_sort(codes.begin(), codes.end(), [](std::string_view a, std::string_view b) {
+    return find_kind(a).level() > find_kind(b).level();
   });
   std::string out;
-  for (const finding& f : findings) {
-    const finding_kind& k = f.kind();
-    out += cat(k.level() == severity::failure ? "FAIL  " : "warn  ", f.code, ": ", k.title, '\n');
-    if (!f.evidence.empty())
-      out += cat("      seen: ", f.host.empty() ? "" : f.host + ": ", f.evidence, '\n');
+  for (const std::string_view code : codes) {
+    const finding_kind& k = find_kind(code);
+    out += cat(k.level() == severity::failure ? "FAIL  " : "warn  ", code, ": ", k.title, '\n');
+    std::size_t seen = 0;
+    for (const finding& f : findings)
+      if (f.code == code && !f.evidence.empty() && seen++ < most)
+        out += cat("      seen: ", f.host.empty() ? "" : f.host + ": ", f.evidence, '\n');
+    if (seen > most) out += cat("            and ", seen - most, " more\n");
     out +=
         cat("      do:   ", k.advice, k.cured_by_reset ? " (only a reset or reboot cures it)" : "",
             "\n      see:  ", k.reference, '\n');
