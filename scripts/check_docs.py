@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,7 +100,9 @@ def main() -> int:
         if not page.is_file():
             print(f"check_docs: no file {page}", file=sys.stderr)
             return 2
-        breaches += check_page(page, options)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for found in pool.map(lambda page: check_page(page, options), pages):
+            breaches += found
     print(*breaches, sep="\n", end="\n" if breaches else "")
     return 1 if breaches else 0
 

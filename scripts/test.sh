@@ -67,7 +67,7 @@ finish() {
 }
 
 run_tests() {  # run_tests DIR CTEST_SELECTION...
-  "${runner[@]}" ctest --test-dir "$@" --parallel "$jobs" --output-on-failure --no-tests=error
+  "${runner[@]}" ctest --parallel "$jobs" --output-on-failure --no-tests=error --test-dir "$@"
 }
 
 build_all() {
@@ -93,7 +93,8 @@ stage configure configure "$root/build" -DCMAKE_BUILD_TYPE=Release -DPOLYRANK_WE
   -DPOLYRANK_BUILD_TESTS=ON -DPOLYRANK_BUILD_EXAMPLES=ON || finish
 stage build build_all || finish
 stage unit run_tests "$root/build" -L '^unit$' -LE "^$not_now\$" || true
-stage mpi run_tests "$root/build" -L '^mpi$' -LE "^$not_now\$" || true
+# One more than processors: the longest of them sleeps.
+stage mpi run_tests "$root/build" --parallel $((jobs + 1)) -L '^mpi$' -LE "^$not_now\$" || true
 # Parsers (probe, pipeline) are fuzzed under AddressSanitizer anyway.
 stage asan+ubsan sanitized asan address,undefined 'examples|launch|monitor|pipeline|plan|probe' || true
 # ThreadSanitizer of g++ 12 cannot start where the kernel randomises addresses widely.

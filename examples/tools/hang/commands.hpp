@@ -52,6 +52,7 @@ int run_inject_cuda(int argc, char** argv, const inject_flags& flags);
 
 struct selftest_flags {
   int ranks = 4;
+  int jobs = 1;        ///< scenarios at a time
   double deadline = 2; ///< seconds
   std::vector<std::string> only;
   std::string json, markdown, cluster, mpirun = "mpirun", backend = "host";

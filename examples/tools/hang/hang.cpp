@@ -89,6 +89,9 @@ int main(int argc, char** argv) {
       ->type_name("N");
   test->add_option("--deadline", self.deadline, "POLYRANK_HANG_DEADLINE of the jobs (default 2)")
       ->type_name("S");
+  test->add_option("--jobs", self.jobs, "Scenarios at a time (default 1); most of them wait")
+      ->check(positive_number())
+      ->type_name("N");
   test->add_option("--only", self.only, "These scenarios only")
       ->type_name("NAME,...")
       ->delimiter(',');

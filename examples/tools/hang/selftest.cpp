@@ -13,12 +13,15 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <initializer_list>
+#include <mutex>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -230,6 +233,45 @@ std::string judge(const scenario& s, const outcome& o, int rank, double deadline
   return wrong;
 }
 
+/// The job of a scenario, with its rings in `folder`.
+std::vector<std::string> command_of(const scenario& s, int rank, const selftest_flags& flags,
+                                    const std::filesystem::path& folder) {
+  using polyrank::detail::cat;
+  std::vector<std::string> words{"env", cat("POLYRANK_HANG_DIR=", folder.string()),
+                                 cat("POLYRANK_HANG_DEADLINE=", flags.deadline),
+                                 cat("POLYRANK_SELFTEST_PIDS=", (folder / "pids").string())};
+  const auto add = [&](std::initializer_list<std::string> more) {
+    words.insert(words.end(), more.begin(), more.end());
+  };
+  if (flags.cluster.empty())
+    add({flags.mpirun, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n",
+         std::to_string(flags.ranks)});
+  else
+    add({flags.cluster, "2", std::to_string((flags.ranks + 1) / 2), "--"});
+  std::string_view fault = s.name;
+  if (fault.ends_with("_first")) fault.remove_suffix(6);
+  add({std::filesystem::read_symlink("/proc/self/exe").string(), "inject", std::string(fault),
+       "--rank", std::to_string(rank), "--backend", flags.backend});
+  if (s.name == "straggler" || s.name == "fork" || s.name == "op")
+    add({"--steps", s.name == "straggler" ? "60" : "120"});
+  return words;
+}
+
+std::vector<scenario> chosen(const selftest_flags& flags) {
+  for (const std::string& name : flags.only)
+    expects(std::any_of(scenarios().begin(), scenarios().end(),
+                        [&](const scenario& s) { return s.name == name; }),
+            "selftest: no scenario '", name, "'; --list shows them");
+  std::vector<scenario> list;
+  for (const scenario& s : scenarios()) {
+    const bool named = std::find(flags.only.begin(), flags.only.end(), s.name) != flags.only.end();
+    const bool fits = s.where == on::both || (s.where == on::cluster && !flags.cluster.empty()) ||
+                      (s.where == on::cuda && flags.backend == "cuda");
+    if (flags.only.empty() ? fits : named) list.push_back(s);
+  }
+  return list;
+}
+
 } // namespace
 
 int run_selftest(const selftest_flags& flags) {
@@ -238,78 +280,71 @@ int run_selftest(const selftest_flags& flags) {
     for (const scenario& s : scenarios()) std::printf("%s\n", std::string(s.name).c_str());
     return 0;
   }
-  for (const std::string& name : flags.only)
-    expects(std::any_of(scenarios().begin(), scenarios().end(),
-                        [&](const scenario& s) { return s.name == name; }),
-            "selftest: no scenario '", name, "'; --list shows them");
   expects(flags.backend == "host" || flags.backend == "cuda",
           "selftest: --backend is host or cuda, not '", flags.backend, "'");
   expects(flags.ranks >= 3, "selftest: a majority needs at least 3 ranks, got ", flags.ranks);
-  const std::string self = fs::read_symlink("/proc/self/exe").string();
+  const std::vector<scenario> list = chosen(flags);
   // Where rings lie by default: GPUs cannot write into a file on a disk.
-  fs::path folder = hang::default_folder() / "polyrank_selftest_XXXXXX";
-  std::string name = folder.string();
-  if (::mkdtemp(name.data()) == nullptr) throw data_error("selftest: cannot make " + name);
-  folder = name;
-  const std::string deadline = polyrank::detail::cat(flags.deadline);
-  ::setenv("POLYRANK_HANG_DIR", folder.c_str(), 1);
-  ::setenv("POLYRANK_HANG_DEADLINE", deadline.c_str(), 1);
-  ::setenv("POLYRANK_SELFTEST_PIDS", (folder / "pids").c_str(), 1);
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  std::string folder = (hang::default_folder() / "polyrank_selftest_XXXXXX").string();
+  if (::mkdtemp(folder.data()) == nullptr) throw data_error("selftest: cannot make " + folder);
   for (const int s : {SIGINT, SIGTERM}) ::signal(s, [](int) { told_to_stop = 1; });
-  std::string table = "| fault | verdict | seconds | exit code | |\n|---|---|---|---|---|\n";
-  int failures = 0, runs = 0;
-  for (const scenario& s : scenarios()) {
-    const bool chosen = std::find(flags.only.begin(), flags.only.end(), s.name) != flags.only.end();
-    const bool fits = s.where == on::both || (s.where == on::cluster && !flags.cluster.empty()) ||
-                      (s.where == on::cuda && flags.backend == "cuda");
-    if (flags.only.empty() ? !fits : !chosen) continue;
-    for (const auto& entry : fs::directory_iterator(folder)) fs::remove_all(entry.path());
-    const int rank = std::min(s.rank, flags.ranks - 1);
-    std::string_view fault = s.name;
-    if (fault.ends_with("_first")) fault.remove_suffix(6);
-    std::vector<std::string> command;
-    if (flags.cluster.empty())
-      command = {flags.mpirun, "--map-by", ":OVERSUBSCRIBE",           "--bind-to",
-                 "none",       "-n",       std::to_string(flags.ranks)};
-    else
-      command = {flags.cluster, "2", std::to_string((flags.ranks + 1) / 2), "--"};
-    command.insert(command.end(), {self, "inject", std::string(fault), "--rank",
-                                   std::to_string(rank), "--backend", flags.backend});
-    if (s.name == "straggler" || s.name == "fork" || s.name == "op")
-      command.insert(command.end(), {"--steps", s.name == "straggler" ? "60" : "120"});
-    const outcome o = run_job(command, folder, 20 + 8 * flags.deadline, s.where == on::cluster);
-    const std::string wrong = judge(s, o, rank, flags.deadline);
-    ++runs;
-    failures += wrong.empty() ? 0 : 1;
-    char seconds[32];
-    std::snprintf(seconds, sizeof seconds, o.seconds < 0 ? "-" : "%.2f", o.seconds);
-    const std::string verdict(s.verdict.empty() ? "none" : s.verdict);
-    if (!flags.quiet || !wrong.empty()) {
-      std::printf("%-12s %-16s %6s s  exit %3d  %s\n", std::string(s.name).c_str(), verdict.c_str(),
-                  seconds, o.code, wrong.empty() ? "ok" : wrong.c_str());
-      if (!wrong.empty()) std::printf("%s\n", o.output.c_str());
+
+  struct result {
+    outcome is;
+    std::string verdict, wrong, seconds;
+  };
+  std::vector<result> results(list.size());
+  std::atomic<std::size_t> next{0};
+  std::mutex printing;
+  const auto work = [&] {
+    for (std::size_t i; told_to_stop == 0 && (i = next.fetch_add(1)) < list.size();) {
+      const scenario& s = list[i];
+      const int rank = std::min(s.rank, flags.ranks - 1);
+      const fs::path own = fs::path(folder) / s.name;
+      fs::create_directory(own);
+      result& r = results[i];
+      r.is = run_job(command_of(s, rank, flags, own), own, 20 + 8 * flags.deadline,
+                     s.where == on::cluster);
+      r.verdict = s.verdict.empty() ? "none" : s.verdict;
+      r.wrong = judge(s, r.is, rank, flags.deadline);
+      char seconds[32];
+      std::snprintf(seconds, sizeof seconds, r.is.seconds < 0 ? "-" : "%.2f", r.is.seconds);
+      r.seconds = seconds;
+      const std::lock_guard lock(printing);
+      if (flags.quiet && r.wrong.empty()) continue;
+      std::printf("%-12s %-16s %6s s  exit %3d  %s\n", std::string(s.name).c_str(),
+                  r.verdict.c_str(), seconds, r.is.code, r.wrong.empty() ? "ok" : r.wrong.c_str());
+      if (!r.wrong.empty()) std::printf("%s\n", r.is.output.c_str());
       std::fflush(stdout);
     }
-    table += polyrank::detail::cat("| ", s.name, ": ", s.what, " | ", verdict, " | ", seconds,
-                                   " | ", o.code, " | ", wrong.empty() ? "ok" : wrong, " |\n");
-    if (told_to_stop != 0) {
-      fs::remove_all(folder);
-      throw data_error("selftest: told to stop");
-    }
-    rows.push_back({{"fault", s.name},
-                    {"verdict", verdict},
-                    {"seconds", o.seconds},
-                    {"exit_code", o.code},
-                    {"headline", o.headline},
-                    {"wrong", wrong}});
-  }
+  };
+  std::vector<std::thread> workers;
+  for (int i = 0; i < flags.jobs; ++i) workers.emplace_back(work);
+  for (std::thread& w : workers) w.join();
   fs::remove_all(folder);
+  if (told_to_stop != 0) throw data_error("selftest: told to stop");
+
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  std::string table = "| fault | verdict | seconds | exit code | |\n|---|---|---|---|---|\n";
+  std::size_t right = 0;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const result& r = results[i];
+    right += r.wrong.empty() ? 1 : 0;
+    table += polyrank::detail::cat("| ", list[i].name, ": ", list[i].what, " | ", r.verdict, " | ",
+                                   r.seconds, " | ", r.is.code, " | ",
+                                   r.wrong.empty() ? "ok" : r.wrong, " |\n");
+    rows.push_back({{"fault", list[i].name},
+                    {"verdict", r.verdict},
+                    {"seconds", r.is.seconds},
+                    {"exit_code", r.is.code},
+                    {"headline", r.is.headline},
+                    {"wrong", r.wrong}});
+  }
   if (!flags.json.empty()) write_file(flags.json, rows.dump(2) + "\n");
   if (!flags.markdown.empty()) write_file(flags.markdown, table);
-  std::printf("selftest: %d of %d right, %d ranks, deadline %s s\n", runs - failures, runs,
-              flags.ranks, deadline.c_str());
-  return failures == 0 ? 0 : 1;
+  std::printf("selftest: %zu of %zu right, %d ranks, deadline %s s\n", right, list.size(),
+              flags.ranks, polyrank::detail::cat(flags.deadline).c_str());
+  return right == list.size() ? 0 : 1;
 }
 
 } // namespace polyrank::examples

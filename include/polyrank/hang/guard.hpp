@@ -25,12 +25,14 @@
 #include <polyrank/hang/report.hpp>
 #include <polyrank/hang/watchdog.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -152,17 +154,7 @@ class guard {
     if (!on()) return {};
     ring_->fail(error);
     follow();
-    if (may_be_mismatch) {
-      const verdict v = dog_->look(std::chrono::nanoseconds(0), false);
-      if ((v.code == verdict_code::mismatch || v.code == verdict_code::never_entered) &&
-          v.certain) {
-        pronounce(v);
-        for (int i = 0; i < 40; ++i) { // another rank is about to say so
-          std::this_thread::sleep_for(std::chrono::milliseconds(50));
-          follow();
-        }
-      }
-    }
+    if (may_be_mismatch) explain({verdict_code::mismatch, verdict_code::never_entered}, 1);
     ring_->come_to(life::failed);
     verdict v = dog_->look(options_.deadline, false);
     for (int i = 0; i < 10 && !v.has_operation; ++i) { // the others may come to wait in a moment
@@ -176,13 +168,7 @@ class guard {
   /// A communication call of the program has failed, and what the program does now is not known. If
   /// another rank is the cause, says so and ends the process, within a second; else returns.
   void heard_error() {
-    if (!on()) return;
-    for (int i = 0; i < 20; ++i, std::this_thread::sleep_for(std::chrono::milliseconds(50))) {
-      follow();
-      const verdict v = dog_->look(std::chrono::nanoseconds(0), false);
-      if (v.certain && (v.code == verdict_code::rank_dead || v.code == verdict_code::mismatch))
-        pronounce(v);
-    }
+    if (on()) explain({verdict_code::rank_dead, verdict_code::mismatch}, looks_per_second);
   }
 
   /// This rank leaves because another one has failed, and said so.
@@ -225,6 +211,27 @@ class guard {
     return (options_.folder /
             polyrank::detail::cat("polyrank-", options_.where->job, '.', host, '.', what))
         .string();
+  }
+  static constexpr int looks_per_second = 20;
+
+  /// If the rings say for certain that one of `codes` is why a call failed, prints that, unless
+  /// another rank does, and ends the process. What other hosts tell is old by a beat or two, and
+  /// one of them is in charge: it has a second to speak first.
+  void explain(std::initializer_list<verdict_code> codes, int looks) {
+    const bool alone = channel_.load(std::memory_order_acquire) == nullptr;
+    if (!alone) looks = looks_per_second;
+    for (int i = 0; i < looks; ++i) {
+      if (i > 0) std::this_thread::sleep_for(std::chrono::seconds(1) / looks_per_second);
+      follow();
+      if (!alone && i + 1 < looks) continue;
+      const verdict v = dog_->look(std::chrono::nanoseconds(0), false);
+      if (!v.certain || std::find(codes.begin(), codes.end(), v.code) == codes.end()) continue;
+      pronounce(v);
+      for (int n = 0; n < 2 * looks_per_second; ++n) { // another rank is about to say so
+        std::this_thread::sleep_for(std::chrono::seconds(1) / looks_per_second);
+        follow();
+      }
+    }
   }
   static void print(const std::string& text) noexcept {
     std::string_view rest = text;
