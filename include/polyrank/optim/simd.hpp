@@ -78,58 +78,83 @@ inline constexpr std::array<simd_level, 4> all_simd_levels{simd_level::scalar, s
 
 #if defined(POLYRANK_SIMD_X86)
 
-#define POLYRANK_AVX512 __attribute__((target("avx512f"))) inline
+// What the levels have in common; POLYRANK_TARGET, which no template can take as an argument, is
+// the level's attribute. REAL and WORD begin the names of the intrinsics for `WIDTH` floats and for
+// as many 16-bit words of BITS bits. To be added: root, sign, load (from 16 bits), narrowed.
+#define POLYRANK_LANES(WIDTH, REAL, FLOATS, WORD, WORDS, BITS)                                     \
+  struct lanes {                                                                                   \
+    static constexpr std::size_t width = WIDTH;                                                    \
+    float at[width];                                                                               \
+  };                                                                                               \
+  POLYRANK_TARGET FLOATS get(const lanes& a) noexcept { return REAL##_loadu_ps(a.at); }            \
+  /* The barrier keeps a multiplication and an addition from being fused; see core/ieee.hpp. */    \
+  POLYRANK_TARGET lanes put(FLOATS x) noexcept {                                                   \
+    __asm__("" : "+v"(x));                                                                         \
+    lanes out;                                                                                     \
+    REAL##_storeu_ps(out.at, x);                                                                   \
+    return out;                                                                                    \
+  }                                                                                                \
+  POLYRANK_TARGET lanes spread(float a) noexcept { return put(REAL##_set1_ps(a)); }                \
+  POLYRANK_TARGET lanes mul(const lanes& a, const lanes& b) noexcept {                             \
+    return put(get(a) * get(b));                                                                   \
+  }                                                                                                \
+  POLYRANK_TARGET lanes add(const lanes& a, const lanes& b) noexcept {                             \
+    return put(get(a) + get(b));                                                                   \
+  }                                                                                                \
+  POLYRANK_TARGET lanes sub(const lanes& a, const lanes& b) noexcept {                             \
+    return put(get(a) - get(b));                                                                   \
+  }                                                                                                \
+  POLYRANK_TARGET lanes div(const lanes& a, const lanes& b) noexcept {                             \
+    return put(get(a) / get(b));                                                                   \
+  }                                                                                                \
+  POLYRANK_TARGET lanes mul(float a, const lanes& b) noexcept { return mul(spread(a), b); }        \
+  POLYRANK_TARGET lanes add(const lanes& a, float b) noexcept { return add(a, spread(b)); }        \
+  POLYRANK_TARGET lanes load(const float* from) noexcept { return put(REAL##_loadu_ps(from)); }    \
+  POLYRANK_TARGET WORDS load_words(const void* from) noexcept {                                    \
+    return WORD##_loadu_si##BITS(static_cast<const WORDS*>(from));                                 \
+  }                                                                                                \
+  POLYRANK_TARGET void store(const lanes& a, float* to) noexcept { REAL##_storeu_ps(to, get(a)); } \
+  template <class T>                                                                               \
+  POLYRANK_TARGET void store(const lanes& a, T* to) noexcept {                                     \
+    WORD##_storeu_si##BITS(reinterpret_cast<WORDS*>(to), narrowed(a, to));                         \
+  }                                                                                                \
+  /* Past the caches, to an address that is a multiple of all lanes; fence() makes it visible. */  \
+  POLYRANK_TARGET void stream(const lanes& a, float* to) noexcept {                                \
+    REAL##_stream_ps(to, get(a));                                                                  \
+  }                                                                                                \
+  template <class T>                                                                               \
+  POLYRANK_TARGET void stream(const lanes& a, T* to) noexcept {                                    \
+    WORD##_stream_si##BITS(reinterpret_cast<WORDS*>(to), narrowed(a, to));                         \
+  }                                                                                                \
+  POLYRANK_TARGET void fence() noexcept { _mm_sfence(); }
+
+#define POLYRANK_TARGET __attribute__((target("avx512f"))) inline
 namespace ieee::avx512 {
 
-/// Sixteen floats.
-struct lanes {
-  static constexpr std::size_t width = 16;
-  float at[width];
-};
+POLYRANK_LANES(16, _mm512, __m512, _mm256, __m256i, 256)
 
-POLYRANK_AVX512 __m512 get(const lanes& a) noexcept { return _mm512_loadu_ps(a.at); }
-/// The barrier keeps a multiplication and an addition from being fused; see core/ieee.hpp.
-POLYRANK_AVX512 lanes put(__m512 x) noexcept {
-  __asm__("" : "+v"(x));
-  lanes out;
-  _mm512_storeu_ps(out.at, x);
-  return out;
-}
-POLYRANK_AVX512 lanes spread(float a) noexcept { return put(_mm512_set1_ps(a)); }
-POLYRANK_AVX512 lanes mul(const lanes& a, const lanes& b) noexcept { return put(get(a) * get(b)); }
-POLYRANK_AVX512 lanes add(const lanes& a, const lanes& b) noexcept { return put(get(a) + get(b)); }
-POLYRANK_AVX512 lanes sub(const lanes& a, const lanes& b) noexcept { return put(get(a) - get(b)); }
-POLYRANK_AVX512 lanes div(const lanes& a, const lanes& b) noexcept { return put(get(a) / get(b)); }
-POLYRANK_AVX512 lanes mul(float a, const lanes& b) noexcept { return mul(spread(a), b); }
-POLYRANK_AVX512 lanes add(const lanes& a, float b) noexcept { return add(a, spread(b)); }
-POLYRANK_AVX512 lanes root(const lanes& a) noexcept {
+POLYRANK_TARGET lanes root(const lanes& a) noexcept {
   // Masked forms, here and below: the plain ones trip -Wmaybe-uninitialized in g++ 12's header.
   return put(_mm512_maskz_sqrt_ps(0xffff, get(a)));
 }
 
 /// 1, -1, or the operand where it is zero or NaN.
-POLYRANK_AVX512 lanes sign(const lanes& a) noexcept {
+POLYRANK_TARGET lanes sign(const lanes& a) noexcept {
   const __m512 x = get(a), zero = _mm512_set1_ps(0);
   const __m512 up =
       _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, zero, _CMP_GT_OQ), x, _mm512_set1_ps(1));
   return put(_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, zero, _CMP_LT_OQ), up, _mm512_set1_ps(-1)));
 }
 
-POLYRANK_AVX512 lanes load(const float* from) noexcept { return put(_mm512_loadu_ps(from)); }
-POLYRANK_AVX512 void store(const lanes& a, float* to) noexcept { _mm512_storeu_ps(to, get(a)); }
-
-POLYRANK_AVX512 __m256i load_words(const void* from) noexcept {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
-}
-POLYRANK_AVX512 lanes load(const bf16* from) noexcept {
+POLYRANK_TARGET lanes load(const bf16* from) noexcept {
   const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, load_words(from));
   return put(_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, wide, 16)));
 }
-POLYRANK_AVX512 lanes load(const fp16* from) noexcept {
+POLYRANK_TARGET lanes load(const fp16* from) noexcept {
   return put(_mm512_maskz_cvtph_ps(0xffff, load_words(from)));
 }
 /// As bf16(float): to nearest, ties to even; NaN stays NaN.
-POLYRANK_AVX512 __m256i narrowed(const lanes& a, const bf16*) noexcept {
+POLYRANK_TARGET __m256i narrowed(const lanes& a, const bf16*) noexcept {
   const __m512i u = _mm512_castps_si512(get(a));
   const __m512i high = _mm512_maskz_srli_epi32(0xffff, u, 16);
   const __m512i odd = _mm512_maskz_and_epi32(0xffff, high, _mm512_set1_epi32(1));
@@ -140,68 +165,33 @@ POLYRANK_AVX512 __m256i narrowed(const lanes& a, const bf16*) noexcept {
   out = _mm512_mask_or_epi32(out, nan, high, _mm512_set1_epi32(0x40));
   return _mm512_maskz_cvtepi32_epi16(0xffff, out);
 }
-POLYRANK_AVX512 __m256i narrowed(const lanes& a, const fp16*) noexcept {
+POLYRANK_TARGET __m256i narrowed(const lanes& a, const fp16*) noexcept {
   return _mm512_maskz_cvtps_ph(0xffff, get(a), _MM_FROUND_TO_NEAREST_INT);
 }
-template <class T>
-POLYRANK_AVX512 void store(const lanes& a, T* to) noexcept {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrowed(a, to));
-}
-/// Past the caches, to an address that is a multiple of all lanes; fence() makes it visible.
-template <class T>
-POLYRANK_AVX512 void stream(const lanes& a, T* to) noexcept {
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), narrowed(a, to));
-}
-POLYRANK_AVX512 void stream(const lanes& a, float* to) noexcept { _mm512_stream_ps(to, get(a)); }
-POLYRANK_AVX512 void fence() noexcept { _mm_sfence(); }
 
 } // namespace ieee::avx512
-#undef POLYRANK_AVX512
+#undef POLYRANK_TARGET
 
-#define POLYRANK_AVX2 __attribute__((target("avx2,f16c"))) inline
+#define POLYRANK_TARGET __attribute__((target("avx2,f16c"))) inline
 namespace ieee::avx2 {
 
-/// Eight floats.
-struct lanes {
-  static constexpr std::size_t width = 8;
-  float at[width];
-};
+POLYRANK_LANES(8, _mm256, __m256, _mm, __m128i, 128)
 
-POLYRANK_AVX2 __m256 get(const lanes& a) noexcept { return _mm256_loadu_ps(a.at); }
-POLYRANK_AVX2 lanes put(__m256 x) noexcept {
-  __asm__("" : "+x"(x));
-  lanes out;
-  _mm256_storeu_ps(out.at, x);
-  return out;
-}
-POLYRANK_AVX2 lanes spread(float a) noexcept { return put(_mm256_set1_ps(a)); }
-POLYRANK_AVX2 lanes mul(const lanes& a, const lanes& b) noexcept { return put(get(a) * get(b)); }
-POLYRANK_AVX2 lanes add(const lanes& a, const lanes& b) noexcept { return put(get(a) + get(b)); }
-POLYRANK_AVX2 lanes sub(const lanes& a, const lanes& b) noexcept { return put(get(a) - get(b)); }
-POLYRANK_AVX2 lanes div(const lanes& a, const lanes& b) noexcept { return put(get(a) / get(b)); }
-POLYRANK_AVX2 lanes mul(float a, const lanes& b) noexcept { return mul(spread(a), b); }
-POLYRANK_AVX2 lanes add(const lanes& a, float b) noexcept { return add(a, spread(b)); }
-POLYRANK_AVX2 lanes root(const lanes& a) noexcept { return put(_mm256_sqrt_ps(get(a))); }
+POLYRANK_TARGET lanes root(const lanes& a) noexcept { return put(_mm256_sqrt_ps(get(a))); }
 
-POLYRANK_AVX2 lanes sign(const lanes& a) noexcept {
+POLYRANK_TARGET lanes sign(const lanes& a) noexcept {
   const __m256 x = get(a), zero = _mm256_set1_ps(0);
   const __m256 up = _mm256_blendv_ps(x, _mm256_set1_ps(1), _mm256_cmp_ps(x, zero, _CMP_GT_OQ));
   return put(_mm256_blendv_ps(up, _mm256_set1_ps(-1), _mm256_cmp_ps(x, zero, _CMP_LT_OQ)));
 }
 
-POLYRANK_AVX2 lanes load(const float* from) noexcept { return put(_mm256_loadu_ps(from)); }
-POLYRANK_AVX2 void store(const lanes& a, float* to) noexcept { _mm256_storeu_ps(to, get(a)); }
-
-POLYRANK_AVX2 __m128i load_words(const void* from) noexcept {
-  return _mm_loadu_si128(static_cast<const __m128i*>(from));
-}
-POLYRANK_AVX2 lanes load(const bf16* from) noexcept {
+POLYRANK_TARGET lanes load(const bf16* from) noexcept {
   return put(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_words(from)), 16)));
 }
-POLYRANK_AVX2 lanes load(const fp16* from) noexcept {
+POLYRANK_TARGET lanes load(const fp16* from) noexcept {
   return put(_mm256_cvtph_ps(load_words(from)));
 }
-POLYRANK_AVX2 __m128i narrowed(const lanes& a, const bf16*) noexcept {
+POLYRANK_TARGET __m128i narrowed(const lanes& a, const bf16*) noexcept {
   const __m256i u = _mm256_castps_si256(get(a)), high = _mm256_srli_epi32(u, 16);
   const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
   const __m256i rounded =
@@ -212,22 +202,13 @@ POLYRANK_AVX2 __m128i narrowed(const lanes& a, const bf16*) noexcept {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(out, out), 0x08);
   return _mm256_castsi256_si128(words);
 }
-POLYRANK_AVX2 __m128i narrowed(const lanes& a, const fp16*) noexcept {
+POLYRANK_TARGET __m128i narrowed(const lanes& a, const fp16*) noexcept {
   return _mm256_cvtps_ph(get(a), _MM_FROUND_TO_NEAREST_INT);
 }
-template <class T>
-POLYRANK_AVX2 void store(const lanes& a, T* to) noexcept {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), narrowed(a, to));
-}
-template <class T>
-POLYRANK_AVX2 void stream(const lanes& a, T* to) noexcept {
-  _mm_stream_si128(reinterpret_cast<__m128i*>(to), narrowed(a, to));
-}
-POLYRANK_AVX2 void stream(const lanes& a, float* to) noexcept { _mm256_stream_ps(to, get(a)); }
-POLYRANK_AVX2 void fence() noexcept { _mm_sfence(); }
 
 } // namespace ieee::avx2
-#undef POLYRANK_AVX2
+#undef POLYRANK_TARGET
+#undef POLYRANK_LANES
 
 #endif
 
