@@ -29,20 +29,51 @@ __device__ __forceinline__ void store_four(const pack_of<T, 4>& value, T* at) {
   }
 }
 
-/// Element `i` of `r`.
-template <class O, class Work>
-__device__ __forceinline__ void update_one(const update_range<Work, O::state_count>& r,
-                                           std::size_t i, float factor,
-                                           const typename O::hyper& hyper) {
+/// Element `i` of `r`. `n` has `factor`, `hyper` and `skip`; `round(p, i, n)` is what the copy
+/// gets.
+template <class O, class G, class V, class Numbers, class Round>
+__device__ __forceinline__ void update_one(const update_range<G, O::state_count, V>& r,
+                                           std::size_t i, const Numbers& n, Round round) {
   constexpr unsigned states = O::state_count;
   float state[states == 0 ? 1 : states];
 #pragma unroll
   for (unsigned k = 0; k < states; ++k) state[k] = r.state[k][i];
-  const float p = O::update(r.value[i], ieee::mul(factor, to_float(r.gradient[i])), state, hyper);
+  const float p =
+      O::update(r.value[i], ieee::mul(n.factor, to_float(r.gradient[i])), state, n.hyper);
   r.value[i] = p;
 #pragma unroll
   for (unsigned k = 0; k < states; ++k) r.state[k][i] = state[k];
-  if (r.copy != nullptr) r.copy[i] = from_float<Work>(p);
+  if (r.copy != nullptr) r.copy[i] = round(p, i, n);
+}
+
+/// Elements `i` to `i + 3`, all loads before the first use; `numbers()`, behind the loads, gives
+/// `n`.
+template <class O, class G, class V, class Numbers, class Round>
+__device__ __forceinline__ void update_four(const update_range<G, O::state_count, V>& r,
+                                            std::size_t i, Numbers numbers, Round round) {
+  constexpr unsigned states = O::state_count, width = 4;
+  pack_of<float, width> p = load_four(r.value + i);
+  const pack_of<G, width> g = load_four(r.gradient + i);
+  pack_of<float, width> s[states == 0 ? 1 : states];
+#pragma unroll
+  for (unsigned k = 0; k < states; ++k) s[k] = load_four(r.state[k] + i);
+  const auto n = numbers();
+  pack_of<V, width> copy;
+#pragma unroll
+  for (unsigned e = 0; e < width; ++e) {
+    float state[states == 0 ? 1 : states];
+#pragma unroll
+    for (unsigned k = 0; k < states; ++k) state[k] = s[k].at[e];
+    p.at[e] = O::update(p.at[e], ieee::mul(n.factor, to_float(g.at[e])), state, n.hyper);
+#pragma unroll
+    for (unsigned k = 0; k < states; ++k) s[k].at[e] = state[k];
+    copy.at[e] = round(p.at[e], i + e, n);
+  }
+  if (n.skip) return;
+  store_four(p, r.value + i);
+#pragma unroll
+  for (unsigned k = 0; k < states; ++k) store_four(s[k], r.state[k] + i);
+  if (r.copy != nullptr) store_four(copy, r.copy + i);
 }
 
 template <class O, class Work>
@@ -50,7 +81,6 @@ POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
     update(update_range<Work, O::state_count> r, const update_range<Work, O::state_count>* ranges,
            const chunk* map, typename O::hyper hyper, const typename O::hyper* device_hyper,
            step_control control) {
-  constexpr unsigned states = O::state_count, width = 4;
   if (device_hyper != nullptr) hyper = *device_hyper;
   std::size_t index = blockIdx.x;
   if (map != nullptr) {
@@ -58,44 +88,24 @@ POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
     r = ranges[c.range];
     index = c.index;
   }
-  const float factor = control.device_factor != nullptr
-                           ? ieee::mul(control.factor, *control.device_factor)
-                           : control.factor;
-  const bool skip = control.skip != nullptr && *control.skip != 0;
+  const struct {
+    float factor;
+    typename O::hyper hyper;
+    bool skip;
+  } n{control.device_factor != nullptr ? ieee::mul(control.factor, *control.device_factor)
+                                       : control.factor,
+      hyper, control.skip != nullptr && *control.skip != 0};
+  const auto round = [](float p, std::size_t, const auto&) { return from_float<Work>(p); };
   const std::size_t lead = lead_of(r.value), begin = lead + index * chunk_elements;
 
-  if (begin + chunk_elements <= r.count) {
-    const std::size_t i = begin + threadIdx.x * width;
-    pack_of<float, width> p = load_four(r.value + i);
-    const pack_of<Work, width> g = load_four(r.gradient + i);
-    pack_of<float, width> s[states == 0 ? 1 : states];
-#pragma unroll
-    for (unsigned k = 0; k < states; ++k) s[k] = load_four(r.state[k] + i);
-    pack_of<Work, width> rounded;
-#pragma unroll
-    for (unsigned e = 0; e < width; ++e) {
-      float state[states == 0 ? 1 : states];
-#pragma unroll
-      for (unsigned k = 0; k < states; ++k) state[k] = s[k].at[e];
-      p.at[e] = O::update(p.at[e], ieee::mul(factor, to_float(g.at[e])), state, hyper);
-      rounded.at[e] = from_float<Work>(p.at[e]);
-#pragma unroll
-      for (unsigned k = 0; k < states; ++k) s[k].at[e] = state[k];
-    }
-    if (skip) return;
-    store_four(p, r.value + i);
-#pragma unroll
-    for (unsigned k = 0; k < states; ++k) store_four(s[k], r.state[k] + i);
-    if (r.copy != nullptr) store_four(rounded, r.copy + i);
-  } else if (!skip) {
-#pragma unroll
-    for (unsigned e = 0; e < width; ++e) {
-      const std::size_t i = begin + e * threads_per_block + threadIdx.x;
-      if (i < r.count) update_one<O, Work>(r, i, factor, hyper);
-    }
-  }
-  if (index == 0 && threadIdx.x < lead && threadIdx.x < r.count && !skip)
-    update_one<O, Work>(r, threadIdx.x, factor, hyper);
+  if (begin + chunk_elements <= r.count)
+    update_four<O>(
+        r, begin + threadIdx.x * 4, [&] { return n; }, round);
+  else if (!n.skip)
+    for (std::size_t i = begin + threadIdx.x; i < r.count; i += threads_per_block)
+      update_one<O>(r, i, n, round);
+  if (index == 0 && threadIdx.x < lead && threadIdx.x < r.count && !n.skip)
+    update_one<O>(r, threadIdx.x, n, round);
 }
 
 template <class O, class Work>

@@ -32,12 +32,12 @@
 namespace polyrank::cuda {
 
 /// A tensor to be updated; all pointers are device memory.
-template <class Work, std::size_t States>
+template <class Work, std::size_t States, class Copy = Work>
 struct update_range {
   float* value = nullptr;
   const Work* gradient = nullptr;
   float* state[States == 0 ? 1 : States] = {};
-  Work* copy = nullptr; ///< gets the new values, rounded to Work; may be null
+  Copy* copy = nullptr; ///< gets the new values, rounded to Copy; may be null
   std::size_t count = 0;
 };
 

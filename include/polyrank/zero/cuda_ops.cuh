@@ -147,60 +147,27 @@ template <class O, class V>
 POLYRANK_KERNEL void __launch_bounds__(threads_per_block)
     update_shard(zero_batch<V, O::state_count> batch, const step_numbers<O>* numbers,
                  bool stochastic, std::uint64_t seed) {
-  constexpr unsigned states = O::state_count, width = 4;
-  constexpr std::size_t chunk = zero_batch<V, states>::chunk;
-  static_assert(chunk == threads_per_block * width);
   unsigned which = 0, end = batch.used;
   while (end - which > 1) {
     const unsigned middle = (which + end) / 2;
     (batch.first[middle] <= blockIdx.x ? which : end) = middle;
   }
-  const zero_piece<V, states> r = batch.pieces[which]; // a reference would copy all of them
-  const std::size_t begin = static_cast<std::size_t>(blockIdx.x - batch.first[which]) * chunk;
+  const zero_piece<V, O::state_count> r = batch.pieces[which]; // a reference would copy all of them
+  const std::size_t begin =
+      static_cast<std::size_t>(blockIdx.x - batch.first[which]) * chunk_elements;
 
-  const auto rounded = [&](float p, std::size_t i, std::uint64_t step) {
+  const auto round = [&](float p, std::size_t i, const step_numbers<O>& n) {
     if constexpr (std::is_same_v<V, bf16>)
-      if (stochastic) return stochastic_rounding{seed, step}(p, r.logical + i);
+      if (stochastic) return stochastic_rounding{seed, n.step}(p, r.logical + i);
     return from_float<V>(p);
   };
-  if (begin + chunk <= r.count) {
-    const std::size_t i = begin + threadIdx.x * width;
-    pack_of<float, width> p = load_four(r.master + i);
-    const pack_of<float, width> g = load_four(r.gradient + i);
-    pack_of<float, width> s[states == 0 ? 1 : states];
-#pragma unroll
-    for (unsigned k = 0; k < states; ++k) s[k] = load_four(r.state[k] + i);
-    const step_numbers<O> n = *numbers;
-    if (n.skip) return;
-    pack_of<V, width> value;
-#pragma unroll
-    for (unsigned e = 0; e < width; ++e) {
-      float state[states == 0 ? 1 : states];
-#pragma unroll
-      for (unsigned k = 0; k < states; ++k) state[k] = s[k].at[e];
-      p.at[e] = O::update(p.at[e], ieee::mul(n.factor, g.at[e]), state, n.hyper);
-#pragma unroll
-      for (unsigned k = 0; k < states; ++k) s[k].at[e] = state[k];
-      if (r.value != nullptr) value.at[e] = rounded(p.at[e], i + e, n.step);
-    }
-    store_four(p, r.master + i);
-#pragma unroll
-    for (unsigned k = 0; k < states; ++k) store_four(s[k], r.state[k] + i);
-    if (r.value != nullptr) store_four(value, r.value + i);
-    return;
-  }
+  if (begin + chunk_elements <= r.count)
+    return update_four<O>(
+        r, begin + threadIdx.x * 4, [&] { return *numbers; }, round);
   const step_numbers<O> n = *numbers;
   if (n.skip) return;
-  for (std::size_t i = begin + threadIdx.x; i < r.count; i += threads_per_block) {
-    float state[states == 0 ? 1 : states];
-#pragma unroll
-    for (unsigned k = 0; k < states; ++k) state[k] = r.state[k][i];
-    const float p = O::update(r.master[i], ieee::mul(n.factor, r.gradient[i]), state, n.hyper);
-    r.master[i] = p;
-#pragma unroll
-    for (unsigned k = 0; k < states; ++k) r.state[k][i] = state[k];
-    if (r.value != nullptr) r.value[i] = rounded(p, i, n.step);
-  }
+  for (std::size_t i = begin + threadIdx.x; i < r.count; i += threads_per_block)
+    update_one<O>(r, i, n, round);
 }
 
 template <class O, class V>

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <polyrank/cuda/backend.hpp>
+#include <polyrank/cuda/optimizer.hpp>
 #include <polyrank/zero/ops.hpp>
 
 #include <algorithm>
@@ -30,21 +31,16 @@ namespace polyrank {
 
 namespace cuda::detail {
 
-/// A shard_piece as pointers to device memory.
+/// A shard_piece as pointers to device memory. No copy: the masters are the values.
 template <class V, std::size_t States>
-struct zero_piece {
-  float* master = nullptr;
-  const float* gradient = nullptr;
-  float* state[States == 0 ? 1 : States] = {};
-  V* value = nullptr; ///< null: the masters are the values
-  std::size_t count = 0, logical = 0;
+struct zero_piece : update_range<float, States, V> {
+  std::size_t logical = 0;
 };
 
 /// Pieces that one launch updates; block b of the kernel works on the last piece with first <= b.
 template <class V, std::size_t States>
 struct zero_batch {
   static constexpr std::size_t room = 32; ///< kernel arguments may have 4 KiB
-  static constexpr std::size_t chunk = 1024;
   zero_piece<V, States> pieces[room];
   std::uint32_t first[room] = {};
   std::uint32_t used = 0, chunks = 0;
@@ -117,14 +113,14 @@ struct zero_ops<cuda::backend> {
     for (const auto& p : pieces) {
       if (batch.used == batch_type::room) launch();
       auto& to = batch.pieces[batch.used];
-      to.master = p.data.master.data();
+      to.value = p.data.master.data();
       to.gradient = p.data.gradient.data();
       for (std::size_t k = 0; k < p.data.state.size(); ++k) to.state[k] = p.data.state[k].data();
-      to.value = p.data.value.data();
+      to.copy = p.data.value.data();
       to.count = p.data.master.size();
       to.logical = p.logical;
       batch.first[batch.used++] = batch.chunks;
-      batch.chunks += static_cast<std::uint32_t>(ceil_div(to.count, batch_type::chunk));
+      batch.chunks += static_cast<std::uint32_t>(ceil_div(to.count, cuda::detail::chunk_elements));
     }
     launch();
   }
