@@ -3,31 +3,25 @@
 // Rank 0 prints a JSON line per size, then the geometric mean of the ratios (MPI's time / ours;
 // more than 1 is faster than MPI).
 // SPDX-License-Identifier: Apache-2.0
+#include "timing.hpp"
+
 #include <polyrank/launch/run.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
 using namespace polyrank;
+using bench::median;
 
 namespace {
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
 
 template <class F>
 double seconds(F f) {
   MPI_Barrier(MPI_COMM_WORLD);
-  const auto start = std::chrono::steady_clock::now();
-  f();
-  const std::chrono::duration<double> mine = std::chrono::steady_clock::now() - start;
-  double slowest = mine.count();
+  double slowest = 1e-3 * bench::milliseconds(f);
   MPI_Allreduce(MPI_IN_PLACE, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return slowest;
 }

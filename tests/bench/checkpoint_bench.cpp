@@ -4,12 +4,12 @@
 //     checkpoint_bench [--small] [DIRECTORY [MEBIBYTES]]
 //
 // SPDX-License-Identifier: Apache-2.0
+#include "timing.hpp"
+
 #include <polyrank/checkpoint/posix_files.hpp>
 #include <polyrank/checkpoint/saver.hpp>
 #include <polyrank/host/loopback.hpp>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,23 +20,9 @@
 
 using namespace polyrank;
 using namespace polyrank::checkpoint;
+using bench::median, bench::milliseconds;
 
 namespace {
-
-double since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
-}
-template <class Work>
-double timed(Work work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return since(start);
-}
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
 
 /// A step of `n` multiply-adds.
 float step(std::vector<float>& x) {
@@ -73,18 +59,18 @@ int main(int argc, char** argv) {
     };
     std::vector<double> plain_write, plain_read, save, stall, load, header;
     for (std::size_t i = 0; i < repeats; ++i) {
-      plain_write.push_back(timed([&] {
+      plain_write.push_back(milliseconds([&] {
         const auto f = files.create(dir / "plain");
         f->write(std::as_bytes(std::span<const float>(state)));
         f->sync();
       }));
-      save.push_back(timed([&] {
-        stall.push_back(timed([&] { begin(i); }));
+      save.push_back(milliseconds([&] {
+        stall.push_back(milliseconds([&] { begin(i); }));
         if (!saver.wait()->error.empty()) std::exit(1);
       }));
-      plain_read.push_back(timed(
+      plain_read.push_back(milliseconds(
           [&] { std::memcpy(back.data(), files.open(dir / "plain")->bytes().data(), count * 4); }));
-      load.push_back(timed([&] {
+      load.push_back(milliseconds([&] {
         reader r(files, latest_step(files, dir / "c")->path);
         r.read("w", 0, std::as_writable_bytes(std::span(back)));
       }));
@@ -105,10 +91,10 @@ int main(int argc, char** argv) {
     std::vector<double> quiet, busy;
     float keep = 0;
     for (std::size_t i = 0; i < repeats; ++i) {
-      for (int k = 0; k < 20; ++k) quiet.push_back(timed([&] { keep += step(x); }));
+      for (int k = 0; k < 20; ++k) quiet.push_back(milliseconds([&] { keep += step(x); }));
       begin(100 + i);
       while (saver.busy())
-        busy.push_back(timed([&] {
+        busy.push_back(milliseconds([&] {
           keep += step(x);
           static_cast<void>(saver.poll());
         }));
@@ -125,10 +111,10 @@ int main(int argc, char** argv) {
   for (int i = 0; i < (small ? 1000 : 10000); ++i)
     many.push_back({"model.layers." + std::to_string(i) + ".weight", &type_of(dtype::f32), {4, 4}});
   std::string text;
-  const double made = timed([&] { text = make_header(many); });
+  const double made = milliseconds([&] { text = make_header(many); });
   std::vector<std::byte> file(text.size() + many.size() * 64);
   std::memcpy(file.data(), text.data(), text.size());
-  const double parsed = timed([&] { static_cast<void>(parse_header(file, "many")); });
+  const double parsed = milliseconds([&] { static_cast<void>(parse_header(file, "many")); });
   std::printf("{\"bench\": \"checkpoint.header\", \"tensors\": %zu, \"write_ms\": %.2f, "
               "\"read_ms\": %.2f}\n",
               many.size(), made, parsed);

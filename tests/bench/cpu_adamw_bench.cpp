@@ -3,6 +3,8 @@
 // Prints a JSON line for each precision and vector level: medians, GB/s. With --serve it reads
 // lines "fp32" or "bf16" and answers each with the milliseconds of one step.
 // SPDX-License-Identifier: Apache-2.0
+#include "timing.hpp"
+
 #include <polyrank/launch/cpu_mask.hpp>
 #include <polyrank/optim/adamw.hpp>
 #include <polyrank/optim/update_mixed.hpp>
@@ -12,7 +14,6 @@
 #include <polyrank/backend/buffer.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,6 +21,7 @@
 #include <vector>
 
 using namespace polyrank;
+using bench::median;
 
 namespace {
 
@@ -40,10 +42,9 @@ class problem {
   /// Milliseconds of a step.
   double step(simd_level level = best_simd()) {
     const adamw::hyper hyper = adamw::at({.lr = 1e-3}, ++steps_);
-    const auto start = std::chrono::steady_clock::now();
-    parts([&](const mixed_range<adamw, G, V>& r) { update_mixed(r, hyper, 0.5f, level); });
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-        .count();
+    return bench::milliseconds([&] {
+      parts([&](const mixed_range<adamw, G, V>& r) { update_mixed(r, hyper, 0.5f, level); });
+    });
   }
   /// Read p, g, m, v; write p, m, v and the value.
   [[nodiscard]] static constexpr double bytes() noexcept {
@@ -66,11 +67,6 @@ class problem {
   buffer<V> value_;
   std::uint64_t steps_ = 0;
 };
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
 
 } // namespace
 

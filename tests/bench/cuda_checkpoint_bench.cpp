@@ -5,6 +5,7 @@
 //     cuda_checkpoint_bench [MEGABYTES] [DIRECTORY]
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/support.hpp"
+#include "timing.hpp"
 
 #include <polyrank/checkpoint/posix_files.hpp>
 #include <polyrank/checkpoint/saver.hpp>
@@ -13,8 +14,6 @@
 #include <polyrank/cuda/blas.hpp>
 #include <polyrank/host/loopback.hpp>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
@@ -25,22 +24,7 @@
 
 using namespace polyrank;
 using namespace polyrank::checkpoint;
-
-namespace {
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
-template <class Work>
-double timed(Work work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
-}
-
-} // namespace
+using bench::median, bench::milliseconds;
 
 int main(int argc, char** argv) {
   const std::size_t count = (argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1493) * 250'000;
@@ -61,7 +45,7 @@ int main(int argc, char** argv) {
     snapshot<cuda::backend> copies;
     saver save(comm.control(), files,
                {.directory = dir / "c", .keep = 1, .memory = &cuda::pinned_memory()});
-    const double reserve_ms = timed([&] { save.reserve(tensors, {{0, 0, count}}); });
+    const double reserve_ms = milliseconds([&] { save.reserve(tensors, {{0, 0, count}}); });
 
     const auto step = [&] {
       for (int layer = 0; layer < 12; ++layer)
@@ -83,24 +67,24 @@ int main(int argc, char** argv) {
     buffer<float> pinned(count, cuda::pinned_memory());
     for (int i = 0; i < 5; ++i) step();
     for (int round = 0; round < 3; ++round) {
-      for (int i = 0; i < 20; ++i) quiet.push_back(timed(step));
-      whole.push_back(timed([&] {
+      for (int i = 0; i < 20; ++i) quiet.push_back(milliseconds(step));
+      whole.push_back(milliseconds([&] {
         double started = 0;
-        first.push_back(timed([&] {
-          started = timed([&] { begin(static_cast<std::uint64_t>(round)); });
+        first.push_back(milliseconds([&] {
+          started = milliseconds([&] { begin(static_cast<std::uint64_t>(round)); });
           step();
         }));
         call.push_back(started);
         for (std::optional<save_result> r; !r;) {
-          busy.push_back(timed([&] {
+          busy.push_back(milliseconds([&] {
             step();
             r = save.poll();
           }));
           if (r && !r->error.empty()) std::exit(1);
         }
       }));
-      plain.push_back(timed([&] {
-        copy.push_back(timed([&] {
+      plain.push_back(milliseconds([&] {
+        copy.push_back(milliseconds([&] {
           cuda::backend::copy<float>(state.span(), pinned.span(), compute);
           compute.synchronize();
         }));
@@ -113,11 +97,12 @@ int main(int argc, char** argv) {
     const double busy_sum = std::accumulate(busy.begin(), busy.end(), 0.0) +
                             std::accumulate(first.begin(), first.end(), 0.0);
     const auto steps = static_cast<double>(busy.size() + first.size());
-    std::printf("{\"bench\": \"cuda checkpoint: steps\", \"megabytes\": %.0f, \"quiet_ms\": %.2f, "
-                "\"while_saving_ms\": %.2f, \"ratio\": %.4f, \"first_ms\": %.2f, \"call_ms\": %.2f, "
-                "\"mean_ratio_over_a_save\": %.4f, \"steps_in_a_save\": %.1f}\n",
-                bytes, base, median(busy), median(busy) / base, median(first), median(call),
-                busy_sum / steps / base, steps / 3);
+    std::printf(
+        "{\"bench\": \"cuda checkpoint: steps\", \"megabytes\": %.0f, \"quiet_ms\": %.2f, "
+        "\"while_saving_ms\": %.2f, \"ratio\": %.4f, \"first_ms\": %.2f, \"call_ms\": %.2f, "
+        "\"mean_ratio_over_a_save\": %.4f, \"steps_in_a_save\": %.1f}\n",
+        bytes, base, median(busy), median(busy) / base, median(first), median(call),
+        busy_sum / steps / base, steps / 3);
     std::printf("{\"bench\": \"cuda checkpoint: save\", \"ms\": %.0f, \"plain_ms\": %.0f, "
                 "\"plain_copy_ms\": %.1f, \"plain_copy_gb_per_s\": %.1f, \"reserve_ms\": %.0f, "
                 "\"extra_memory_ratio\": %.4f}\n",

@@ -2,8 +2,9 @@
 // (bytes read plus bytes written) and the ratio to the copy. Interleaved repetitions, medians.
 //     build/bin/cuda_kernels_bench [repetitions]
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/cuda_shapes.hpp"
 #include "cuda/support.hpp"
+#include "cuda_timing.hpp"
+#include "shapes.hpp"
 
 #include <polyrank/cuda/backend.hpp>
 #include <polyrank/cuda/norm.hpp>
@@ -13,7 +14,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -22,18 +22,6 @@ using namespace polyrank;
 using device = cuda::backend;
 
 namespace {
-
-struct candidate {
-  std::string name;
-  double bytes;
-  std::function<void()> run;
-  std::vector<float> milliseconds{};
-};
-
-double median(std::vector<float> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return static_cast<double>(v[v.size() / 2]);
-}
 
 /// Tensors of `counts` elements, each `gap` after the one before.
 template <class F>
@@ -45,10 +33,6 @@ std::size_t lay_out(const std::vector<std::size_t>& counts, std::size_t gap, F f
   }
   return at;
 }
-
-} // namespace
-
-namespace {
 
 void measure(std::size_t models, int repetitions) {
   std::vector<std::size_t> shapes;
@@ -91,7 +75,7 @@ void measure(std::size_t models, int repetitions) {
   const cuda::optimizer<adamw, bf16> mixed(std::move(mixed_ranges));
 
   const double e = static_cast<double>(n);
-  std::vector<candidate> all;
+  std::vector<bench::candidate> all;
   all.push_back(
       {"copy", 8 * e, [&] { device::copy<float>(g.span().first(n), p.span().first(n), s); }});
   all.push_back({"adamw, 1 tensor", 28 * e, [&] { one.step(hyper, {}, s); }});
@@ -107,27 +91,13 @@ void measure(std::size_t models, int repetitions) {
                    many.step(hyper, norm_many.control(), s);
                  }});
 
-  cudaEvent_t from = nullptr, to = nullptr;
-  cuda::check(cudaEventCreate(&from), "cudaEventCreate");
-  cuda::check(cudaEventCreate(&to), "cudaEventCreate");
-  for (int r = -3; r < repetitions; ++r)
-    for (candidate& c : all) {
-      cuda::check(cudaEventRecord(from, s.native()), "cudaEventRecord");
-      c.run();
-      cuda::check(cudaEventRecord(to, s.native()), "cudaEventRecord");
-      s.synchronize();
-      float ms = 0;
-      cuda::check(cudaEventElapsedTime(&ms, from, to), "cudaEventElapsedTime");
-      if (r >= 0) c.milliseconds.push_back(ms);
-    }
-  const double copy = all[0].bytes / median(all[0].milliseconds) / 1e6;
-  for (const candidate& c : all) {
-    const double ms = median(c.milliseconds), rate = c.bytes / ms / 1e6;
+  bench::measure(all, repetitions, s);
+  for (const bench::candidate& c : all)
     std::printf("{\"bench\": \"%s\", \"tensors\": %zu, \"elements\": %zu, \"us\": %.1f, "
                 "\"gb_per_s\": %.0f, "
                 "\"of_copy\": %.3f}\n",
-                c.name.c_str(), shapes.size(), n, 1e3 * ms, rate, rate / copy);
-  }
+                c.name.c_str(), shapes.size(), n, c.us(), c.gb_per_s(),
+                c.gb_per_s() / all[0].gb_per_s());
 }
 
 } // namespace

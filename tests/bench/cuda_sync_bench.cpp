@@ -3,8 +3,9 @@
 // a CUDA graph, with the update (clipped AdamW). JSON lines from rank 0.
 //     scripts/gpu_ranks.sh N build/bin/cuda_sync_bench [repetitions] [backward-milliseconds]
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/cuda_shapes.hpp"
 #include "cuda/support.hpp"
+#include "shapes.hpp"
+#include "timing.hpp"
 
 #include <polyrank/cuda/communicator.hpp>
 #include <polyrank/cuda/graph.hpp>
@@ -23,18 +24,9 @@
 #include <vector>
 
 using namespace polyrank;
+using bench::median;
 
 namespace {
-
-using clock_type = std::chrono::steady_clock;
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
-double milliseconds(clock_type::time_point since) {
-  return std::chrono::duration<double, std::milli>(clock_type::now() - since).count();
-}
 
 /// 148 kernels, as long as their tensors are large, together `ms` long.
 template <class After>
@@ -74,13 +66,13 @@ int main(int argc, char** argv) {
       result r;
       for (int k = -2; k < repetitions; ++k) {
         comm.control().barrier(std::chrono::seconds(30));
-        const auto start = clock_type::now();
+        const auto start = bench::clock::now();
         step();
-        const double host = milliseconds(start);
+        const double host = bench::since(start);
         compute.synchronize();
         if (k < 0) continue;
         r.host.push_back(host);
-        r.step.push_back(milliseconds(start));
+        r.step.push_back(bench::since(start));
       }
       return r;
     };

@@ -3,6 +3,7 @@
 // runs both and prints the ratio. With several threads a rank, matrix products (OpenBLAS) and the
 // update use all of them, the rest uses one.
 // SPDX-License-Identifier: Apache-2.0
+#include "timing.hpp"
 #include "train_classifier/host_ops.hpp"
 #include "train_classifier/mlp.hpp"
 
@@ -20,6 +21,7 @@
 
 using namespace polyrank;
 using namespace polyrank::examples;
+using bench::median;
 
 extern "C" __attribute__((weak)) void openblas_set_num_threads(int); // another CBLAS has it not
 
@@ -50,7 +52,7 @@ int main(int argc, char** argv) {
     for (int step = -3; step < steps; ++step) {
       s.synchronize();
       comm.control().barrier(std::chrono::seconds(60));
-      const auto start = std::chrono::steady_clock::now();
+      const auto start = bench::clock::now();
       ops.mark(s, 0);
       sync.begin(0, 1);
       model.forward(s, weight, x.data(), rows);
@@ -75,16 +77,10 @@ int main(int argc, char** argv) {
       });
       ops.mark(s, 2);
       s.synchronize();
-      const std::chrono::duration<double, std::milli> took =
-          std::chrono::steady_clock::now() - start;
       if (step < 0) continue;
-      times.push_back(took.count());
+      times.push_back(bench::since(start));
       for (std::size_t k = 0; k < 2; ++k) phases[k].push_back(ops.elapsed(k, k + 1));
     }
-    const auto median = [](std::vector<double> of) {
-      std::sort(of.begin(), of.end());
-      return of[of.size() / 2];
-    };
     if (world.rank() == 0)
       std::printf(
           "{\"bench\": \"ddp_step\", \"who\": \"polyrank\", \"ranks\": %d, \"parameters\": %zu, "

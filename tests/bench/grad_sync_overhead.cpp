@@ -3,12 +3,14 @@
 // sharded over 4,096 ranks. Prints JSON lines.
 //     build/bin/grad_sync_overhead
 // SPDX-License-Identifier: Apache-2.0
+#include "shapes.hpp"
+#include "timing.hpp"
+
 #include <polyrank/data_parallel/grad_sync.hpp>
 #include <polyrank/hang/flight_recorder.hpp>
 #include <polyrank/launch/run.hpp>
 #include <polyrank/zero/shard_layout.hpp>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -16,41 +18,14 @@
 #include <vector>
 
 using namespace polyrank;
-
-namespace {
-
-template <class F>
-double milliseconds(F f) {
-  const auto start = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
-
-/// The 148 tensors of GPT-2 124M: embeddings, 12 layers of 12, the last norm.
-std::vector<std::size_t> gpt2_counts() {
-  std::vector<std::size_t> counts{50257 * 768, 1024 * 768};
-  for (int layer = 0; layer < 12; ++layer)
-    for (const std::size_t n :
-         {768, 768, 768 * 2304, 2304, 768 * 768, 768, 768, 768, 768 * 3072, 3072, 3072 * 768, 768})
-      counts.push_back(n);
-  counts.insert(counts.end(), {768, 768});
-  return counts;
-}
-
-} // namespace
+using bench::median, bench::milliseconds;
 
 int main(int argc, char** argv) {
   return launch::run(argc, argv, [](launch::world& world) {
     auto comm = world.communicator();
     std::vector<parameter<float>> parameters;
     std::vector<std::vector<float>> values;
-    for (const std::size_t n : gpt2_counts()) {
+    for (const std::size_t n : bench::gpt2_124m()) {
       values.emplace_back(n);
       parameters.push_back({"t" + std::to_string(values.size()), n, values.back().data(), nullptr});
     }

@@ -2,11 +2,12 @@
 // ranks. JSON lines.
 //     hang_bench [--small]
 // SPDX-License-Identifier: Apache-2.0
+#include "timing.hpp"
+
 #include <polyrank/hang/analyze.hpp>
 #include <polyrank/hang/ring.hpp>
 #include <polyrank/hang/watchdog.hpp>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -23,8 +24,6 @@ using namespace polyrank::hang;
 
 namespace {
 
-using steady = std::chrono::steady_clock;
-
 /// CPU time of this thread, so that a busy machine does not count.
 double cpu_seconds() {
   timespec t{};
@@ -32,9 +31,7 @@ double cpu_seconds() {
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
-double seconds_since(steady::time_point t) {
-  return std::chrono::duration<double>(steady::now() - t).count();
-}
+double seconds_since(bench::clock::time_point t) { return 1e-3 * bench::since(t); }
 
 operation bucket(std::size_t i) {
   return {.kind = op_kind::all_reduce,
@@ -62,12 +59,10 @@ void recorder_cost(std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) sum += now_ns();
     clock.push_back((cpu_seconds() - begun) / static_cast<double>(n) * 1e9 + (sum == 1 ? 1 : 0));
   }
-  std::sort(with.begin(), with.end());
-  std::sort(clock.begin(), clock.end());
   std::printf(
       "{\"bench\": \"recorder\", \"ns_per_operation\": %.1f, \"ns_of_its_3_clock_readings\": "
       "%.1f, \"share_of_60_ms_step_with_30_operations\": %.7f}\n",
-      with[3], 3 * clock[3], with[3] * 30 / 60e6);
+      bench::median(with), 3 * bench::median(clock), bench::median(with) * 30 / 60e6);
 }
 
 /// `ranks` rings of `slots` records, the last rank one operation behind.
@@ -110,7 +105,7 @@ void verdict_time(int ranks, std::size_t slots) {
     s.now = now_ns() + 60'000'000'000;
     samples.push_back(std::move(s));
   }
-  const auto begun = steady::now();
+  const auto begun = bench::clock::now();
   const verdict v = analyze(samples, {.deadline_ns = 30'000'000'000});
   const double time = seconds_since(begun);
   std::printf("{\"bench\": \"analyze\", \"ranks\": %d, \"records\": %zu, \"seconds\": %.3f, "

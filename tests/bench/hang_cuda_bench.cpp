@@ -2,17 +2,17 @@
 // stream writes, beside the same without a recorder. One rank, so NCCL itself is a small copy.
 // JSON lines.
 // SPDX-License-Identifier: Apache-2.0
+#include "timing.hpp"
+
 #include <polyrank/backend/buffer.hpp>
 #include <polyrank/cuda/communicator.hpp>
 #include <polyrank/launch/run.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <vector>
 
 using namespace polyrank;
-using steady = std::chrono::steady_clock;
 
 namespace {
 
@@ -26,7 +26,7 @@ cost measure(cuda::communicator& comm, cuda::stream& s, std::span<float> x, int 
   constexpr int runs = 100;
   for (int repeat = 0; repeat < 15; ++repeat) {
     s.synchronize();
-    const auto begun = steady::now();
+    const auto begun = bench::clock::now();
     for (int i = 0; i < runs; ++i) {
       if (group == 1)
         comm.all_reduce<float>(x, x, reduce_op::sum, on(s, "bucket"));
@@ -36,15 +36,11 @@ cost measure(cuda::communicator& comm, cuda::stream& s, std::span<float> x, int 
             comm.all_reduce<float>(x, x, reduce_op::sum, on(s, "bucket"));
         });
     }
-    const std::chrono::duration<double, std::micro> issued = steady::now() - begun;
+    host.push_back(1e3 * bench::since(begun) / runs);
     s.synchronize();
-    const std::chrono::duration<double, std::micro> done = steady::now() - begun;
-    host.push_back(issued.count() / runs);
-    whole.push_back(done.count() / runs);
+    whole.push_back(1e3 * bench::since(begun) / runs);
   }
-  std::sort(host.begin(), host.end());
-  std::sort(whole.begin(), whole.end());
-  return {host[7], whole[7]};
+  return {bench::median(host), bench::median(whole)};
 }
 
 } // namespace

@@ -8,6 +8,7 @@
 // SCALE divides the sizes of the model, for rehearsals.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/support.hpp"
+#include "cuda_timing.hpp"
 
 #include <polyrank/cuda/blas.hpp>
 #include <polyrank/cuda/communicator.hpp>
@@ -30,16 +31,12 @@
 #include <vector>
 
 using namespace polyrank;
+using bench::median;
 using device = cuda::backend;
 
 namespace {
 
 constexpr std::size_t mib = std::size_t{1} << 20;
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
 
 /// Something to time, under a name.
 struct candidate {
@@ -50,9 +47,7 @@ struct candidate {
 
 class timer {
  public:
-  explicit timer(cuda::communicator& c) : comm(c) {
-    for (cudaEvent_t* e : {&from_, &to_}) cuda::check(cudaEventCreate(e), "cudaEventCreate");
-  }
+  explicit timer(cuda::communicator& c) : comm(c) {}
   /// Repetitions; ranks that share a GPU only rehearse.
   [[nodiscard]] int times(int wanted) const { return rehearsal_ ? 1 : wanted; }
   [[nodiscard]] bool rehearsal() const { return rehearsal_; }
@@ -65,13 +60,8 @@ class timer {
     for (int r = -times(2); r < times(repetitions); ++r)
       for (std::size_t i = 0; i < all.size(); ++i) {
         comm.control().barrier(std::chrono::seconds(60));
-        cuda::check(cudaEventRecord(from_, compute.native()), "cudaEventRecord");
-        all[i].run();
-        cuda::check(cudaEventRecord(to_, compute.native()), "cudaEventRecord");
-        compute.synchronize();
-        float ms = 0;
-        cuda::check(cudaEventElapsedTime(&ms, from_, to_), "cudaEventElapsedTime");
-        if (r >= 0) ms_of[i].push_back(static_cast<double>(ms));
+        const double ms = bench::device_milliseconds(compute, all[i].run);
+        if (r >= 0) ms_of[i].push_back(ms);
       }
     for (std::size_t i = 0; i < all.size(); ++i)
       all[i].ms = static_cast<double>(comm.control().all_reduce_max(
@@ -83,7 +73,6 @@ class timer {
   cuda::stream compute;
 
  private:
-  cudaEvent_t from_ = nullptr, to_ = nullptr;
   bool rehearsal_ = cuda::sharing_allowed();
 };
 

@@ -2,11 +2,10 @@
 // `nvidia-smi topo -m`. Prints one JSON line per case; asserts nothing.
 // SPDX-License-Identifier: Apache-2.0
 #include "json.hpp"
+#include "timing.hpp"
 
 #include <polyrank/probe/read_topology.hpp>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -16,14 +15,8 @@ namespace {
 template <class Work>
 double median_ms(Work work) {
   std::vector<double> ms;
-  for (int i = 0; i < 7; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    work();
-    ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-                     .count());
-  }
-  std::sort(ms.begin(), ms.end());
-  return ms[3];
+  for (int i = 0; i < 7; ++i) ms.push_back(polyrank::bench::milliseconds(work));
+  return polyrank::bench::median(ms);
 }
 
 std::string matrix(int n) {

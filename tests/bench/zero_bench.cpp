@@ -5,6 +5,8 @@
 // Rank 0 prints a JSON line for each stage and residency: medians, and the peer's time / ours.
 // There is no backward pass to hide communication under: gradients are ready at once.
 // SPDX-License-Identifier: Apache-2.0
+#include "timing.hpp"
+
 #include <polyrank/data_parallel/grad_sync.hpp>
 #include <polyrank/launch/run.hpp>
 #include <polyrank/optim/adamw.hpp>
@@ -12,29 +14,21 @@
 #include <polyrank/zero/sharded_optimizer.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
 using namespace polyrank;
+using bench::median;
 
 namespace {
 
 constexpr std::size_t tensors = 20;
 
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
-
 template <class F>
 double milliseconds(F f) {
   MPI_Barrier(MPI_COMM_WORLD);
-  const auto start = std::chrono::steady_clock::now();
-  f();
-  const std::chrono::duration<double, std::milli> mine = std::chrono::steady_clock::now() - start;
-  double slowest = mine.count();
+  double slowest = bench::milliseconds(f);
   MPI_Allreduce(MPI_IN_PLACE, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return slowest;
 }

@@ -5,6 +5,7 @@
 // beside it: tests/bench/zero_peers.py.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/support.hpp"
+#include "cuda_timing.hpp"
 
 #include <polyrank/cuda/communicator.hpp>
 #include <polyrank/launch/run.hpp>
@@ -13,10 +14,8 @@
 #include <polyrank/zero/sharded_optimizer.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -28,23 +27,13 @@ using cuda::stream;
 
 namespace {
 
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
-
-template <class F>
-double seconds(F f) {
-  const auto start = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
+/// Seconds.
 template <class F>
 double median_of(int repetitions, F f) {
   std::vector<double> all;
-  for (int r = 0; r <= repetitions; ++r) all.push_back(seconds(f));
+  for (int r = 0; r <= repetitions; ++r) all.push_back(1e-3 * bench::milliseconds(f));
   all.erase(all.begin()); // warm-up
-  return median(all);
+  return bench::median(all);
 }
 
 /// Update and squares over one shard of n elements, interleaved with a copy.
@@ -67,14 +56,8 @@ void kernels(const char* values, std::size_t n, int repetitions) {
                       s);
   const shard_piece<adamw, float, V> piece{
       {master.span(), gradient.span(), planes_of<adamw>(state.span()), value.span()}, 0};
-  struct candidate {
-    std::string name;
-    double bytes;
-    std::function<void()> run;
-    std::vector<double> ms{};
-  };
   const double e = static_cast<double>(n);
-  std::vector<candidate> all{
+  std::vector<bench::candidate> all{
       {"copy", 8 * e, [&] { device::copy<float>(gradient.span(), master.span(), s); }},
       {"zero update", (28 + static_cast<double>(value.size() > 0 ? sizeof(V) : 0)) * e,
        [&] { ops::update<adamw, V>(std::span(&piece, 1), numbers, std::nullopt, s); }},
@@ -82,25 +65,12 @@ void kernels(const char* values, std::size_t n, int repetitions) {
          ops::squares(gradient.span(), blocks.span(), s);
          ops::conclude(blocks.span(), &control.data()->record, {}, s);
        }}};
-  cudaEvent_t from = nullptr, to = nullptr;
-  cuda::check(cudaEventCreate(&from), "cudaEventCreate");
-  cuda::check(cudaEventCreate(&to), "cudaEventCreate");
-  for (int r = -3; r < repetitions; ++r)
-    for (candidate& c : all) {
-      cuda::check(cudaEventRecord(from, s.native()), "cudaEventRecord");
-      c.run();
-      cuda::check(cudaEventRecord(to, s.native()), "cudaEventRecord");
-      s.synchronize();
-      float ms = 0;
-      cuda::check(cudaEventElapsedTime(&ms, from, to), "cudaEventElapsedTime");
-      if (r >= 0) c.ms.push_back(static_cast<double>(ms));
-    }
-  const double copy = all[0].bytes / median(all[0].ms);
-  for (const candidate& c : all)
+  bench::measure(all, repetitions, s);
+  const double copy = all[0].gb_per_s();
+  for (const bench::candidate& c : all)
     std::printf("{\"bench\": \"%s\", \"values\": \"%s\", \"elements\": %zu, \"us\": %.1f, "
                 "\"gb_per_s\": %.0f, \"of_copy\": %.3f}\n",
-                c.name.c_str(), values, n, 1e3 * median(c.ms), c.bytes / median(c.ms) / 1e6,
-                c.bytes / median(c.ms) / copy);
+                c.name.c_str(), values, n, c.us(), c.gb_per_s(), c.gb_per_s() / copy);
   std::fflush(stdout);
 }
 
