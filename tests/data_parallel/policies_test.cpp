@@ -4,6 +4,7 @@
 #include "support/catch.hpp"
 
 #include "data_parallel/sync_cases.hpp"
+#include "support/poisoned.hpp"
 
 #include <polyrank/data_parallel/all_to_all_sum.hpp>
 #include <polyrank/data_parallel/error_feedback.hpp>
@@ -30,7 +31,8 @@ float tiny_integer(std::size_t i, std::size_t k, std::size_t block) {
   return static_cast<float>(mix(i * 31 + k * 7 + block) % 13);
 }
 
-/// Runs one step on n ranks with every bucket size and counts the wrong elements.
+/// Runs two steps on n ranks with every bucket size, in memory whose padding is NaN, and counts the
+/// wrong elements.
 template <class Policy, class Write>
 std::size_t wrong_with(int n, Policy policy, Write write) {
   std::atomic<std::size_t> bad{0};
@@ -38,9 +40,12 @@ std::size_t wrong_with(int n, Policy policy, Write write) {
     for (const memory whose : {memory::ours, memory::users_partly})
       run(n, [&](loop_comm& comm) {
         model m(odd_counts, whose);
-        grad_sync sync(
-            comm, m.parameters, policy,
-            {.bucket_bytes = bucket, .tail_bytes = bucket, .leave = gradients_hold::sum});
+        poisoned memory;
+        grad_sync sync(comm, m.parameters, policy,
+                       {.bucket_bytes = bucket,
+                        .tail_bytes = bucket,
+                        .leave = gradients_hold::sum,
+                        .memory = &memory});
         stream s;
         for (int step = 0; step < 2; ++step) backward(sync, s, comm.rank(), 1, false, write);
         s.synchronize();
@@ -56,6 +61,41 @@ TEST_CASE("policies on fp32 are exact for integers, 1 to 9 ranks", "[policies]")
     REQUIRE(wrong_with(n, reduce_scatter_sum{}, integer_gradient) == 0);
     REQUIRE(wrong_with(n, all_to_all_sum<float>{}, integer_gradient) == 0);
   }
+}
+
+namespace {
+
+/// Four ranks, as seen by the last: two on each of two machines.
+struct two_hosts {
+  struct channel {
+    [[nodiscard]] static int rank() { return 3; }
+    [[nodiscard]] static int size() { return 4; }
+    static std::vector<std::string> all_gather(std::string_view mine) {
+      return {"node7", "node7", std::string(mine), std::string(mine)};
+    }
+    static std::int64_t all_reduce_max(std::int64_t x) { return x; }
+    static void barrier(std::chrono::nanoseconds) {}
+  };
+  channel& control() { return channel_; }
+
+ private:
+  channel channel_;
+};
+
+} // namespace
+
+TEST_CASE("an all-to-all between hosts is refused, unless it is asked for",
+          "[policies][bad_input]") {
+  two_hosts apart;
+  const std::string here = host_name();
+  REQUIRE_THROWS_WITH(all_to_all_sum<bf16>{}.check(apart),
+                      "all_to_all_sum<bf16>: the ranks are on 2 hosts (node7, " + here +
+                          "), and an all-to-all would send far more between them than a ring; use "
+                          "hierarchical{inside, across, all_to_all_sum<bf16>{}}, or set "
+                          "across_hosts = true where all are in one NVLink domain");
+  REQUIRE_NOTHROW(all_to_all_sum<bf16>{.across_hosts = true}.check(apart));
+  REQUIRE_THROWS_AS(error_feedback<>{}.check(apart), usage_error);
+  REQUIRE_NOTHROW(error_feedback<>{.inner = {.across_hosts = true}}.check(apart));
 }
 
 TEST_CASE("policies with 16 bits on the wire are exact for what 16 bits hold", "[policies]") {
@@ -150,6 +190,7 @@ TEST_CASE("many small contributions: 1 + 511 * 2^-9 over 8 ranks and 64 microbat
     check(reduce_scatter_sum{}, 0);
     check(deterministic{512}, 0);
     check(hierarchical{inside, across}, 0);
+    check(hierarchical{inside, across, all_to_all_sum<bf16>{}}, 0x1p-8);
     check(all_to_all_sum<float>{}, 0);
     check(all_to_all_sum<bf16>{}, 0x1p-8);
     check(all_to_all_sum<fp16>{}, 0x1p-11);
@@ -208,6 +249,7 @@ TEST_CASE("one step of every optimizer behind every policy is the closed form", 
     with(reduce_scatter_sum{});
     with(deterministic{8});
     with(hierarchical{inside, across});
+    with(hierarchical{inside, across, all_to_all_sum<bf16>{}});
     with(all_to_all_sum<bf16>{});
     with(all_to_all_sum<fp16>{});
     with(error_feedback<>{});
@@ -273,13 +315,17 @@ TEST_CASE("hierarchical sums over hosts of equal size, and refuses others", "[po
     run(n, [&, per_host = per_host](loop_comm& comm) {
       loop_comm inside = comm.split(comm.rank() / per_host, comm.rank());
       loop_comm across = comm.split(inside.rank(), comm.rank());
-      model m(odd_counts);
-      grad_sync sync(comm, m.parameters, hierarchical{inside, across},
-                     {.bucket_bytes = 700, .leave = gradients_hold::sum});
-      stream s;
-      backward(sync, s, comm.rank(), 1, false, integer_gradient);
-      s.synchronize();
-      bad += wrong(sync, static_cast<std::size_t>(comm.size()), 1.0f, integer_gradient);
+      const auto sum = [&](auto policy) {
+        model m(odd_counts);
+        grad_sync sync(comm, m.parameters, policy,
+                       {.bucket_bytes = 700, .leave = gradients_hold::sum});
+        stream s;
+        backward(sync, s, comm.rank(), 1, false, tiny_integer);
+        s.synchronize();
+        bad += wrong(sync, static_cast<std::size_t>(comm.size()), 1.0f, tiny_integer);
+      };
+      sum(hierarchical{inside, across});
+      sum(hierarchical{inside, across, all_to_all_sum<bf16>{}});
     });
     REQUIRE(bad == 0);
   }

@@ -3,6 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "support/poisoned.hpp"
+
 #include <polyrank/core/hash.hpp>
 #include <polyrank/host/backend.hpp>
 #include <polyrank/optim/adamw.hpp>
@@ -24,27 +26,6 @@ namespace polyrank::test {
 /// Zero, one, primes, both sides of a norm block, one tensor of several chunks.
 inline const std::vector<std::size_t> zero_counts{0,    1,    2,   3, 0,     4095,
                                                   4096, 4097, 997, 1, 20011, 0};
-
-/// New memory is full of NaN; bytes in use are counted.
-class poisoned final : public std::pmr::memory_resource {
- public:
-  std::size_t bytes = 0;
-
- private:
-  void* do_allocate(std::size_t n, std::size_t alignment) override {
-    void* p = std::pmr::new_delete_resource()->allocate(n, alignment);
-    std::memset(p, 0xff, n); // NaN in fp32, bf16, fp16 and fp64
-    bytes += n;
-    return p;
-  }
-  void do_deallocate(void* p, std::size_t n, std::size_t alignment) override {
-    std::pmr::new_delete_resource()->deallocate(p, n, alignment);
-    bytes -= n;
-  }
-  [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override {
-    return this == &other;
-  }
-};
 
 inline float initial_value(std::size_t i, std::size_t k) {
   return static_cast<float>(mix(i * 7919 + k) % 128) / 64.0f - 1; // exact in bf16

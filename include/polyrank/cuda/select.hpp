@@ -10,7 +10,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <polyrank/backend/concepts.hpp>
+#include <polyrank/backend/hosts.hpp>
 #include <polyrank/cuda/device.hpp>
 
 #include <cstddef>
@@ -18,8 +18,6 @@
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <unistd.h>
 
 namespace polyrank::cuda {
 
@@ -103,9 +101,7 @@ template <control_channel Control>
   placement mine;
   mine.local_rank = local_rank;
   mine.local_size = local_size;
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  mine.host = host;
+  mine.host = host_name();
   mine.failure = unusable();
   mine.visible = mine.failure.empty() ? device_count() : 0;
   const int device = device_of(local_rank, mine.visible);

@@ -11,18 +11,28 @@
 // Wire = float there is no rounding but that of the fp32 sum. The order is fixed, so a run repeats
 // its bits; another number of ranks gives others (see `deterministic`).
 //
-// Not for slow links between machines: an all-to-all sends (n - ranks per host) / n of the data
-// across, a ring only 1 / (ranks per host) of that. Use hierarchical there.
+// Not for the links between machines: an all-to-all sends (n - ranks per host) / n of the data
+// across for each rank, a ring only 1 / (ranks per host) of that. So ranks on several hosts are
+// refused at construction, unless you say that their links are good enough (GPUs of several hosts
+// in one NVLink domain; one rank per host, where the two are alike):
+//
+//     grad_sync sync(comm, params, all_to_all_sum<bf16>{.across_hosts = true});
+//     grad_sync sync(comm, params, hierarchical{inside, across, all_to_all_sum<bf16>{}});
+//
+// The second sends 16 bits inside each host, and the sums of one chunk a rank, in fp32, across.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <polyrank/backend/hosts.hpp>
 #include <polyrank/core/partition.hpp>
 #include <polyrank/data_parallel/reduce_policy.hpp>
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 namespace polyrank {
 
@@ -31,6 +41,24 @@ struct all_to_all_sum {
   static constexpr std::string_view name = std::is_same_v<Wire, bf16>   ? "all_to_all_sum<bf16>"
                                            : std::is_same_v<Wire, fp16> ? "all_to_all_sum<fp16>"
                                                                         : "all_to_all_sum<float>";
+
+  bool across_hosts = false; ///< true: allow ranks on several hosts
+
+  /// Throws usage_error on every rank where they are on several hosts, unless that is allowed.
+  /// @collective
+  template <class C>
+  void check(C& comm) const {
+    const std::vector<std::string> hosts = host_names(comm.control());
+    if (hosts.size() > 1 && !across_hosts)
+      throw on_every_rank(
+          usage_error(detail::cat(name, ": the ranks are on ", hosts.size(), " hosts (", hosts[0],
+                                  ", ", hosts[1], hosts.size() > 2 ? ", ...)" : ")",
+                                  ", and an all-to-all would send far more between them "
+                                  "than a ring; use hierarchical{inside, across, ",
+                                  name,
+                                  "{}}, or set across_hosts = true "
+                                  "where all are in one NVLink domain")));
+  }
 
   [[nodiscard]] static constexpr std::size_t blocks_per_rank(int) noexcept { return 0; }
 
@@ -45,15 +73,19 @@ struct all_to_all_sum {
     requires(collectives<C, Wire> && cast_operations<typename C::backend, float, Wire>)
   void issue(C& comm, std::span<float> data, std::span<float> scratch,
              on<typename C::backend::stream> where) const {
-    using backend = typename C::backend;
-    const auto n = static_cast<std::size_t>(comm.size()), chunk = ceil_div(data.size(), n);
-    if (chunk == 0) return;
-    const std::size_t wire = wire_floats(n * chunk);
-    const std::span<Wire> out{reinterpret_cast<Wire*>(scratch.data()), n * chunk};
-    const std::span<Wire> in{reinterpret_cast<Wire*>(scratch.data() + wire), n * chunk};
-    const std::span<float> sum = scratch.subspan(2 * wire, chunk),
-                           one = scratch.subspan(2 * wire + chunk, chunk);
+    scatter(comm, data, scratch, where);
+    gather(comm, data, scratch, where);
+  }
 
+  /// The first half. Returns the sums of this rank's chunk, in `scratch`: as many on every rank,
+  /// zeros behind the end of `data`.
+  template <class C>
+    requires(collectives<C, Wire> && cast_operations<typename C::backend, float, Wire>)
+  std::span<float> scatter(C& comm, std::span<float> data, std::span<float> scratch,
+                           on<typename C::backend::stream> where) const {
+    using backend = typename C::backend;
+    const auto [n, chunk, out, in, sum, one] = plan(comm, data, scratch);
+    if (chunk == 0) return {};
     cast<backend, Wire, float>(data, out.first(data.size()), where.stream);
     backend::template fill<Wire>(out.subspan(data.size()), Wire{},
                                  where.stream); // padding counts as 0
@@ -63,6 +95,17 @@ struct all_to_all_sum {
       cast<backend, float, Wire>(in.subspan(r * chunk, chunk), one, where.stream);
       backend::template add<float>(sum, one, sum, where.stream);
     }
+    return sum;
+  }
+
+  /// The second half: what scatter() returned, of every rank, rounded, into `data`.
+  template <class C>
+    requires(collectives<C, Wire> && cast_operations<typename C::backend, float, Wire>)
+  void gather(C& comm, std::span<float> data, std::span<float> scratch,
+              on<typename C::backend::stream> where) const {
+    using backend = typename C::backend;
+    const auto [n, chunk, out, in, sum, one] = plan(comm, data, scratch);
+    if (chunk == 0) return;
     const auto mine = out.subspan(static_cast<std::size_t>(comm.rank()) * chunk, chunk);
     cast<backend, Wire, float>(sum, mine, where.stream);
     comm.template all_gather<Wire>(mine, out, where);
@@ -70,6 +113,22 @@ struct all_to_all_sum {
   }
 
  private:
+  struct parts {
+    std::size_t ranks, chunk;
+    std::span<Wire> out, in;   // a chunk for each rank
+    std::span<float> sum, one; // a chunk
+  };
+  template <class C>
+  [[nodiscard]] static parts plan(const C& comm, std::span<float> data, std::span<float> scratch) {
+    const auto n = static_cast<std::size_t>(comm.size()), chunk = ceil_div(data.size(), n);
+    const std::size_t wire = wire_floats(n * chunk);
+    return {n,
+            chunk,
+            {reinterpret_cast<Wire*>(scratch.data()), n * chunk},
+            {reinterpret_cast<Wire*>(scratch.data() + wire), n * chunk},
+            scratch.subspan(2 * wire, chunk),
+            scratch.subspan(2 * wire + chunk, chunk)};
+  }
   [[nodiscard]] static constexpr std::size_t wire_floats(std::size_t count) noexcept {
     return ceil_div(count * sizeof(Wire), sizeof(float));
   }

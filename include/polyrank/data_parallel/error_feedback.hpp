@@ -28,6 +28,11 @@ struct error_feedback {
 
   Inner inner{};
 
+  /// Throws what `Inner` does. @collective
+  template <class C>
+  void check(C& comm) const {
+    if constexpr (requires { inner.check(comm); }) inner.check(comm);
+  }
   [[nodiscard]] std::size_t blocks_per_rank(int ranks) const {
     return inner.blocks_per_rank(ranks);
   }

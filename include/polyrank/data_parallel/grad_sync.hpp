@@ -69,6 +69,7 @@ class grad_sync {
         blocks_(policy.blocks_per_rank(comm.size())), stream_(comm.make_stream()) {
     plan(o);
     agree_on_model();
+    if constexpr (requires { policy_.check(comm); }) policy_.check(comm);
     share_weights(o.weight);
     allocate(o);
     if (o.broadcast) broadcast(o.buffers);

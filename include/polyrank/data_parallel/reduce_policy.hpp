@@ -8,7 +8,8 @@
 //   local_only           no communication
 //   reduce_scatter_sum   all_to_all_sum   error_feedback   hierarchical   in headers of their own
 //
-// A policy of one's own is a struct with a name and the three functions of all_reduce_sum below.
+// A policy of one's own is a struct with a name and the three functions of all_reduce_sum below; a
+// collective `check(comm)` may refuse ranks that it is not for, once all have the same model.
 //
 // Deterministic mode. The global batch is cut into L = `blocks` equal blocks; rank r of N owns
 // blocks [rL/N, (r+1)L/N) and computes one gradient per block. The L gradients are the leaves of a

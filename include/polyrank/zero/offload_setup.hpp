@@ -3,7 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <polyrank/backend/concepts.hpp>
+#include <polyrank/backend/hosts.hpp>
 #include <polyrank/core/error.hpp>
 #include <polyrank/launch/cpu_mask.hpp>
 #include <polyrank/zero/cpu_pool.hpp>
@@ -14,10 +14,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#if defined(__linux__)
-#include <unistd.h>
-#endif
 
 namespace polyrank {
 
@@ -30,10 +26,7 @@ namespace polyrank {
 template <control_channel Control>
 [[nodiscard]] std::size_t set_up_offload(Control& control, std::size_t bytes, bool locked,
                                          std::size_t asked, std::vector<std::string>& warnings) {
-  std::string host(256, '\0');
-#if defined(__linux__)
-  static_cast<void>(gethostname(host.data(), host.size() - 1));
-#endif
+  const std::string host = host_name();
   std::size_t ranks_here = 0;
   for (const std::string& other : control.all_gather(host)) ranks_here += other == host;
   const host_limits limits = read_host_limits();
