@@ -106,6 +106,8 @@ TEST_CASE("every policy is exact for what its wire holds", "[policies]") {
   auto host = comm.split(comm.rank() / inside, comm.rank());
   auto across = comm.split(host.rank(), comm.rank());
   MPI_REQUIRE(MPI_COMM_WORLD, exact(hierarchical{host, across}, 600, memory::ours));
+  MPI_REQUIRE(MPI_COMM_WORLD,
+              exact(hierarchical{host, across, all_to_all_sum<bf16>{}}, 600, memory::users_partly));
 }
 
 TEST_CASE("a parameter that one rank forgets is named on every rank", "[grad_sync][bad_input]") {

@@ -310,7 +310,7 @@ TEST_CASE("error feedback delivers late what rounding took away", "[policies]") 
 
 TEST_CASE("hierarchical sums over hosts of equal size, and refuses others", "[policies]") {
   for (const auto& [n, per_host] :
-       {std::pair{1, 1}, {4, 2}, {6, 3}, {6, 2}, {9, 3}, {5, 5}, {4, 1}}) {
+       {std::pair{1, 1}, {2, 2}, {3, 1}, {4, 2}, {5, 5}, {6, 3}, {6, 2}, {7, 1}, {8, 4}, {9, 3}}) {
     std::atomic<std::size_t> bad{0};
     run(n, [&, per_host = per_host](loop_comm& comm) {
       loop_comm inside = comm.split(comm.rank() / per_host, comm.rank());
