@@ -67,7 +67,7 @@ class socket {
   [[nodiscard]] static socket listen(const address& at) {
     socket s;
     int code = 0;
-    for_each_address(at, AI_PASSIVE, [&](const addrinfo& a) {
+    const std::string unknown = for_each_address(at, AI_PASSIVE, [&](const addrinfo& a) {
       socket candidate(::socket(a.ai_family, a.ai_socktype | SOCK_CLOEXEC, a.ai_protocol));
       const int yes = 1;
       ::setsockopt(candidate.native(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
@@ -78,7 +78,9 @@ class socket {
         code = errno;
       return s.open();
     });
-    if (!s.open()) throw comm_error(detail::cat("listen on ", at.text()), code, reason(code));
+    if (!s.open())
+      throw comm_error(detail::cat("listen on ", at.text()), code,
+                       unknown.empty() ? reason(code) : unknown);
     return s;
   }
 
@@ -88,7 +90,7 @@ class socket {
     int code = ETIMEDOUT;
     for (;;) {
       socket s;
-      for_each_address(to, 0, [&](const addrinfo& a) {
+      const std::string unknown = for_each_address(to, 0, [&](const addrinfo& a) {
         socket candidate(
             ::socket(a.ai_family, a.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a.ai_protocol));
         if (::connect(candidate.native(), a.ai_addr, a.ai_addrlen) != 0) {
@@ -112,8 +114,11 @@ class socket {
       }
       if (std::chrono::steady_clock::now() >= until)
         throw timeout_error(
-            detail::cat("cannot reach ", to.text(), ": ", reason(code),
-                        "; is rank 0 running there, and does a firewall let the port through?"));
+            unknown.empty()
+                ? detail::cat(
+                      "cannot reach ", to.text(), ": ", reason(code),
+                      "; is rank 0 running there, and does a firewall let the port through?")
+                : detail::cat("cannot reach ", to.text(), ": ", unknown));
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
   }
@@ -162,19 +167,21 @@ class socket {
     ::setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   }
 
-  /// Calls `f(addrinfo)` for each address until it returns true. Unknown hosts have none.
+  /// Calls `f(addrinfo)` for each address until it returns true. Returns why there is none.
   template <class F>
-  static void for_each_address(const address& a, int flags, F f) {
+  static std::string for_each_address(const address& a, int flags, F f) {
     addrinfo hints{}, *list = nullptr;
     hints.ai_family = AF_UNSPEC;
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = flags;
     const std::string port = detail::cat(a.port);
-    if (::getaddrinfo(a.host.empty() ? nullptr : a.host.c_str(), port.c_str(), &hints, &list) != 0)
-      return;
+    const int unknown =
+        ::getaddrinfo(a.host.empty() ? nullptr : a.host.c_str(), port.c_str(), &hints, &list);
+    if (unknown != 0) return ::gai_strerror(unknown);
     for (const addrinfo* i = list; i != nullptr; i = i->ai_next)
       if (f(*i)) break;
     ::freeaddrinfo(list);
+    return {};
   }
 
   static bool wait(int descriptor, short what, deadline until) noexcept {
