@@ -29,8 +29,7 @@ __device__ __forceinline__ void store_four(const pack_of<T, 4>& value, T* at) {
   }
 }
 
-/// Element `i` of `r`. `n` has `factor`, `hyper` and `skip`; `round(p, i, n)` is what the copy
-/// gets.
+/// Element `i` of `r`. `n` has `factor` and `hyper`; `round(p, i, n)` is what the copy gets.
 template <class O, class G, class V, class Numbers, class Round>
 __device__ __forceinline__ void update_one(const update_range<G, O::state_count, V>& r,
                                            std::size_t i, const Numbers& n, Round round) {
@@ -46,8 +45,8 @@ __device__ __forceinline__ void update_one(const update_range<G, O::state_count,
   if (r.copy != nullptr) r.copy[i] = round(p, i, n);
 }
 
-/// Elements `i` to `i + 3`, all loads before the first use; `numbers()`, behind the loads, gives
-/// `n`.
+/// Elements `i` to `i + 3`, all loads before the first use. `numbers()` is called behind them and
+/// gives `n`; with `n.skip` nothing is stored.
 template <class O, class G, class V, class Numbers, class Round>
 __device__ __forceinline__ void update_four(const update_range<G, O::state_count, V>& r,
                                             std::size_t i, Numbers numbers, Round round) {
