@@ -235,6 +235,31 @@ TEST_CASE("a dead rank is told at once, with its last words", "[analyze]") {
   CHECK(exit_code(v.code) == 80);
 }
 
+TEST_CASE(
+    "a dead rank is missed first where it never came, though NCCL's error ended that on the others",
+    "[analyze]") {
+  fake_job job(4);
+  job.all(all_reduce_of(1, "a"));
+  job.at(2).process(process_state::dead);
+  for (const int r : {0, 1, 3}) job.run(r, all_reduce_of(1, "b"));
+  has(job.judge(0).headline, "all_reduce #2 \"b\""); // nobody waits any more
+  for (const int r : {0, 3}) job.run(r, all_reduce_of(1, "c"), until::started);
+  const verdict v = job.judge(0);
+  CHECK(v.has_operation);
+  has(v.headline, "all_reduce #2 \"b\"");
+  has(v.headline, "ranks 0, 1 and 3 wait for rank 2");
+}
+
+TEST_CASE("what a dead rank had issued and not finished is missed before what it never came to",
+          "[analyze]") {
+  fake_job job(4);
+  job.all(all_reduce_of(1, "a"));
+  job.all(all_reduce_of(1, "b"), until::started);
+  job.at(2).process(process_state::dead);
+  for (const int r : {0, 1, 3}) job.run(r, all_reduce_of(1, "c"), until::issued);
+  has(job.judge(0).headline, "all_reduce #2 \"b\"");
+}
+
 TEST_CASE("a rank that went to finalise while others wait has left", "[analyze]") {
   fake_job job(4);
   for (const int r : {0, 1, 3}) job.run(r, all_reduce_of(1, "b"), until::started);

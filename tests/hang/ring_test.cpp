@@ -4,10 +4,13 @@
 #include <polyrank/hang/analyze.hpp>
 #include <polyrank/hang/place.hpp>
 #include <polyrank/hang/ring.hpp>
+#include <polyrank/hang/signals.hpp>
 
+#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <string>
+#include <thread>
 
 #include <sys/wait.h>
 
@@ -168,3 +171,31 @@ TEST_CASE("the launcher's variables give the place", "[place]") {
   e = {{"PMI_RANK", "9"}, {"PMI_SIZE", "4"}};
   CHECK_FALSE(find_place(lookup, 1));
 }
+
+// ThreadSanitizer calls handlers later, with a copy of the thread's state.
+#ifndef __SANITIZE_THREAD__
+TEST_CASE("a thread that knows nothing of a signal passes it on, and does not die of it",
+          "[signals]") {
+  const pid_t child = ::fork(); // what follows is for good
+  if (child == 0) {
+    std::atomic<bool> end{false};
+    std::thread stranger([&] {
+      while (!end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+    const sigset_t ours = block_signals();
+    for (const int round : {1, 2, 3})
+      for (const int signal : {SIGUSR1, SIGUSR2, SIGTERM, SIGCONT}) {
+        ::kill(::getpid(), signal);
+        const timespec time{.tv_sec = 5, .tv_nsec = 0};
+        if (::sigtimedwait(&ours, nullptr, &time) != signal) ::_exit(10 * round + signal);
+      }
+    end = true;
+    stranger.join();
+    ::_exit(0);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+#endif

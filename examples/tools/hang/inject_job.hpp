@@ -64,6 +64,7 @@ class job {
       if (what_ == "straggler" && world_.rank() == flags_.rank) std::this_thread::sleep_for(100ms);
       if (step == fault_step) {
         if (here) announce();
+        if (!here && what_ == "kill_early") std::this_thread::sleep_for(150ms);
         if (!all_ranks(here)) return 0;
         if (here && !before_step()) return 0;
       }
@@ -100,7 +101,7 @@ class job {
   bool before_step() {
     if (what_ == "sleep") sleep_forever();
     if (what_ == "stop") ::raise(SIGSTOP);
-    if (what_ == "kill") ::raise(SIGKILL);
+    if (what_ == "kill" || what_ == "kill_early") ::raise(SIGKILL);
     if (what_ == "abort") {
       ::signal(SIGABRT, SIG_DFL); // MPI's handler prints a page
       std::abort();
@@ -217,6 +218,9 @@ class job {
       if (here) sleep_forever();
       const auto phase = world_.ring()->phase(hang::host_state::mpi, "MPI_Barrier");
       MPI_Barrier(MPI_COMM_WORLD);
+    } else if (what_ == "control" || (what_ == "apart" && here)) {
+      if (what_ == "control" && here) sleep_forever();
+      static_cast<void>(comm_.control().all_gather("the same?"));
     }
     return true;
   }

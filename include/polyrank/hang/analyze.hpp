@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -206,6 +207,28 @@ class analysis {
     return best;
   }
 
+  /// The first collective to which `rank` never came and others did, if it is earlier than what
+  /// they wait in now. On a GPU they may be past it: NCCL ends a kernel whose peer is gone.
+  [[nodiscard]] std::optional<wait_group> never_came(int rank, const wait_group* now) const {
+    const rank_state* r = all_.find(rank);
+    if (r == nullptr || (now != nullptr && now->what.is_exchange())) return {};
+    for (const position& p : r->positions) {
+      if (now != nullptr && (p.comm != now->comm || p.last_seq + 1 >= now->what.seq)) continue;
+      wait_group g{.comm = p.comm, .what = {}, .missing = {rank}};
+      for (const rank_state& other : all_.ranks) {
+        const position* q = other.ring() && able(other) ? other.in(p.comm) : nullptr;
+        record what;
+        if (q == nullptr || q->last_seq <= p.last_seq ||
+            !sequence(other, all_.comms[p.comm].id).read(p.last_seq + 1, what))
+          continue;
+        if (g.waiters.empty()) g.what = what;
+        g.waiters.push_back(other.from->rank);
+      }
+      if (!g.waiters.empty()) return g;
+    }
+    return {};
+  }
+
   bool dead() {
     std::vector<int> gone;
     bool left = false;
@@ -232,7 +255,10 @@ class analysis {
     if (gone.empty()) return false;
     show(g);
     std::string what;
-    if (const wait_group* w = waiting_for(g, gone); w != nullptr) {
+    const wait_group* w = waiting_for(g, gone);
+    const std::optional<wait_group> earlier = never_came(gone[0], w);
+    if (earlier) w = &*earlier;
+    if (w != nullptr) {
       operation_is(w->what);
       what = cat(comm_words(w->what), ": ", words_for(w->waiters),
                  w->waiters.size() == 1 ? " waits" : " wait", " for ");

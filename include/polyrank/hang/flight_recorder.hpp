@@ -19,6 +19,7 @@
 #include <polyrank/hang/ring_layout.hpp>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <cstdint>
@@ -165,24 +166,32 @@ class flight_recorder {
     detail::set_text(header_ + f_state_file, file_text, site.file_name());
     detail::set_text(header_ + f_state_text, short_text, text);
   }
-  /// What it does while the scope lives.
+  /// What it does while the scope lives; then what it did before.
   class [[nodiscard]] phase_scope {
    public:
     phase_scope(flight_recorder* r, host_state s, std::string_view text, call_site site) noexcept
         : recorder_(r != nullptr && r->header_ != nullptr ? r : nullptr) {
       if (recorder_ == nullptr) return;
-      before_ = detail::get(recorder_->header_[layout::f_state]);
+      for (std::size_t i = 0; i < before_.size(); ++i) before_[i] = detail::get(word_at(i));
       recorder_->state(s, text, site);
     }
     phase_scope(const phase_scope&) = delete;
     phase_scope& operator=(const phase_scope&) = delete;
     ~phase_scope() {
-      if (recorder_ != nullptr) recorder_->state(static_cast<host_state>(before_), {}, {});
+      if (recorder_ == nullptr) return;
+      detail::set(recorder_->header_[layout::f_state_since_ns], now_ns());
+      for (std::size_t i = 0; i < before_.size(); ++i) detail::set(word_at(i), before_[i]);
     }
 
    private:
+    /// State, line, file, text.
+    [[nodiscard]] word& word_at(std::size_t i) const noexcept {
+      using namespace layout;
+      return recorder_->header_[i == 0 ? f_state : i == 1 ? f_state_line : f_state_file + i - 2];
+    }
+
     flight_recorder* recorder_;
-    std::uint64_t before_ = 0;
+    std::array<std::uint64_t, 2 + layout::file_text + layout::short_text> before_{};
   };
   phase_scope phase(host_state s, std::string_view text, call_site site) noexcept {
     return {this, s, text, site};

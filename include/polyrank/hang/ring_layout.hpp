@@ -84,7 +84,7 @@ enum field : std::size_t {
   f_job = 32,        // 64 bytes
   f_host = 40,       // 64
   f_state_file = 48, // 32
-  f_state_text = 52, // 64
+  f_state_text = 52, // 64, next to the file
   f_pause_text = 60, // 64
   f_device = 68,     // 64: GPU of the rank, if any
   f_error = 80       // 512: why it failed

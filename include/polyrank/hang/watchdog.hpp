@@ -17,11 +17,11 @@
 #include <polyrank/hang/neighbours.hpp>
 #include <polyrank/hang/ring.hpp>
 #include <polyrank/hang/side_channel.hpp>
+#include <polyrank/hang/signals.hpp>
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -31,30 +31,9 @@
 #include <utility>
 #include <vector>
 
-#include <pthread.h>
 #include <time.h>
 
 namespace polyrank::hang {
-
-/// The signals that the watchdog takes.
-[[nodiscard]] inline sigset_t watched_signals() noexcept {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int s : {SIGCONT, SIGTERM, SIGUSR1, SIGUSR2}) sigaddset(&set, s);
-  return set;
-}
-/// Blocks them in this thread and those it starts. Returns those that were not blocked before: the
-/// others belong to the program. A program that execs another one later should unblock them in the
-/// child.
-inline sigset_t block_signals() noexcept {
-  const sigset_t set = watched_signals();
-  sigset_t before, ours;
-  ::pthread_sigmask(SIG_BLOCK, &set, &before);
-  sigemptyset(&ours);
-  for (const int s : {SIGCONT, SIGTERM, SIGUSR1, SIGUSR2})
-    if (sigismember(&before, s) == 0) sigaddset(&ours, s);
-  return ours;
-}
 
 struct watchdog_options {
   std::chrono::nanoseconds deadline = std::chrono::seconds(120);
@@ -131,7 +110,7 @@ class watchdog {
       bool said = said_;
       try {
         const std::lock_guard lock(look_mutex_);
-        said = turn(heard == SIGTERM || heard == SIGCONT);
+        said = turn(heard);
       } catch (const std::exception& e) {
         if (!said_ && ++broken_ == 20) report_broken(e.what());
       }
@@ -139,14 +118,14 @@ class watchdog {
     }
   }
 
-  /// One look; true if a verdict was given, now or before.
-  bool turn(bool alarmed) {
+  /// One look, after the signal `heard` or 0; true if a verdict was given, now or before.
+  bool turn(int heard) {
     if (said_) return true;
     find_peers();
     if (++turns_ % 8 == 0 && own_.life() == life::running)
       mine_.put(layout::f_forks, forked_children().size());
     const bool leads = leader();
-    if (!leads && !alarmed) return false;
+    if (!leads && heard != SIGTERM && heard != SIGCONT) return false;
     side_channel* channel = channel_.load(std::memory_order_acquire);
     // What other hosts tell is old by a beat or two: compare with more of our own past.
     verdict v = judge(channel != nullptr ? 8 * image_slots : image_slots, options_.deadline, false);
@@ -165,14 +144,17 @@ class watchdog {
     const bool urgent = v.code == verdict_code::rank_dead;
     if (channel != nullptr && !urgent && !channel->in_charge() && !(channel->cut_off() && alone(v)))
       return false;
-    if (!v.certain) {
+    // A death of which nobody has become aware: they are about to come to where it matters.
+    const bool early = urgent && !v.has_operation && heard != SIGTERM;
+    if (!v.certain || early) {
       if (v.code != suspected_ || v.suspects != suspects_) {
         suspected_ = v.code;
         suspects_ = v.suspects;
         since_ = std::chrono::steady_clock::now();
         return false;
       }
-      if (std::chrono::steady_clock::now() - since_ < options_.confirm) return false;
+      const auto wait = early ? std::chrono::milliseconds(200) : options_.confirm;
+      if (std::chrono::steady_clock::now() - since_ < wait) return false;
     }
     const verdict whole = judge(0, options_.deadline, true); // all records, not only the last
     if (whole.hang())

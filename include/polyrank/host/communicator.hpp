@@ -33,11 +33,13 @@ struct tuning {
   std::size_t lanes = 1; ///< segments of one chunk in flight; more pay where links have latency
 };
 
-/// control_channel over the progress engine.
+/// control_channel over the progress engine. While it waits, the flight recorder (if any) says so.
+/// For one thread at a time.
 class mpi_control {
  public:
-  mpi_control(progress_engine& engine, std::vector<int> members, std::uint32_t context)
-      : engine_(&engine),
+  mpi_control(progress_engine& engine, std::vector<int> members, std::uint32_t context,
+              hang::flight_recorder* recorder)
+      : engine_(&engine), recorder_(recorder),
         link_(std::make_shared<const link>(engine.make_link(std::move(members), context, 1))) {}
 
   [[nodiscard]] int rank() const noexcept { return link_->rank(); }
@@ -45,6 +47,7 @@ class mpi_control {
 
   /// The bytes of every rank; lengths may differ. @collective
   [[nodiscard]] std::vector<std::string> all_gather(std::string_view bytes) {
+    const auto waits = phase("control channel: all_gather");
     const std::vector<std::uint64_t> lengths = gather<std::uint64_t>(bytes.size());
     const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
     const std::size_t n = lengths.size();
@@ -61,11 +64,13 @@ class mpi_control {
   }
   /// @collective
   [[nodiscard]] std::int64_t all_reduce_max(std::int64_t value) {
+    const auto waits = phase("control channel: all_reduce_max");
     doubling(value, std::chrono::hours(24 * 365));
     return value;
   }
   /// Returns once every rank has called it; throws timeout_error after `deadline`. @collective
   void barrier(std::chrono::milliseconds deadline) {
+    const auto waits = phase("control channel: barrier");
     std::int64_t nothing = 0;
     try {
       doubling(nothing, deadline);
@@ -85,6 +90,9 @@ class mpi_control {
     engine_->run(task);
     return all;
   }
+  [[nodiscard]] hang::flight_recorder::phase_scope phase(std::string_view what) const noexcept {
+    return {recorder_, hang::host_state::mpi, what, {}};
+  }
   void doubling(std::int64_t& value, std::chrono::nanoseconds deadline) {
     auto* data = reinterpret_cast<std::byte*>(&value);
     detail::doubling task(*link_, data, data, 1, sizeof value,
@@ -93,6 +101,7 @@ class mpi_control {
   }
 
   progress_engine* engine_;
+  hang::flight_recorder* recorder_;
   std::shared_ptr<const link> link_;
 };
 
@@ -107,7 +116,7 @@ class communicator : public detail::calls<communicator> {
                hang::flight_recorder* recorder, tuning t = {})
       : calls(context, recorder), engine_(&engine),
         link_(std::make_shared<const link>(engine.make_link(members, context, 0))),
-        control_(engine, members, context), tuning_(t) {
+        control_(engine, members, context, recorder), tuning_(t) {
     announce(members, link_->rank());
   }
 

@@ -267,7 +267,8 @@ class hang_star final : public hang::side_channel {
 /// counts as unreachable. @collective
 [[nodiscard]] inline std::unique_ptr<hang::side_channel>
 make_hang_star(world& w, std::chrono::nanoseconds hang_deadline) {
-  host::mpi_control control(w.engine(), w.engine().everyone(), w.engine().next_context++);
+  host::mpi_control control(w.engine(), w.engine().everyone(), w.engine().next_context++,
+                            &w.recorder());
   hang_star::setup s{.rank = w.rank()};
   using std::chrono::milliseconds;
   s.silence = std::clamp(std::chrono::duration_cast<milliseconds>(hang_deadline / 2),

@@ -13,13 +13,13 @@
 #pragma once
 
 #include <polyrank/core/error.hpp>
+#include <polyrank/hang/signals.hpp>
 
 #include <cerrno>
 #include <csignal>
 #include <system_error>
 
 #include <sys/signalfd.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 namespace polyrank::launch {
@@ -28,14 +28,10 @@ class save_request {
  public:
   /// In the main thread. Blocks SIGUSR2 for it and the threads that it starts, for good.
   save_request() {
-    struct sigaction hand_over {};
-    hand_over.sa_handler = to_main_thread;
-    hand_over.sa_flags = SA_RESTART;
-    ::sigaction(SIGUSR2, &hand_over, nullptr);
+    hang::detail::keep_for_one_thread(SIGUSR2);
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGUSR2);
-    pthread_sigmask(SIG_BLOCK, &set, nullptr);
     fd_ = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
     if (fd_ < 0)
       throw error(
@@ -53,14 +49,6 @@ class save_request {
   }
 
  private:
-  /// Threads that a library made before (OpenBLAS does) do not block the signal, which would end the
-  /// process there.
-  static void to_main_thread(int signal) noexcept {
-    const int before = errno;
-    ::syscall(SYS_tgkill, ::getpid(), ::getpid(), signal);
-    errno = before;
-  }
-
   int fd_ = -1;
   bool pending_ = false;
 };
