@@ -6,13 +6,13 @@
 //
 // Each rank keeps weights, gradients and optimizer of its own stages, over the ranks that have the
 // same stages in other replicas, with the classes of parallel.hpp: so --zero works as without.
-//
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "support/files.hpp"
 #include "train_classifier/mlp_stage.hpp"
-#include "train_classifier/trainer.hpp"
+#include "train_classifier/parallel.hpp"
+#include "train_classifier/training_run.hpp"
 
 #include <polyrank/launch/mesh.hpp>
 #include <polyrank/pipeline/chrome_trace.hpp>
@@ -24,12 +24,8 @@
 #include <polyrank/pipeline/svg.hpp>
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -97,66 +93,52 @@ struct parallel_adapter final : parallel_weights<Stream> {
 };
 
 template <communicator Comm, classifier_ops Ops>
-class pipelined {
- public:
-  using backend = typename Ops::backend;
-  using stream = typename backend::stream;
-  using event = typename backend::event;
+class pipelined : training_run<Comm, Ops> {
+  using base = training_run<Comm, Ops>;
+  using base::comm_, base::ops_, base::config_, base::data_, base::options_, base::plan_,
+      base::shape_, base::tensors_, base::losses_, base::best_, base::confidence_, base::stream_;
+  using base::eval_rows, base::loss_window, base::since, base::gather;
+  using typename base::backend, typename base::stream, typename base::batch, typename base::flight,
+      typename base::clock;
+  static constexpr std::size_t eval_parts = 4; ///< microbatches of a block of eval_rows
   using stage = mlp_stage<Ops>;
   using link = pipeline::peer_transport<Comm>;
   using runner = pipeline::executor<link, stage>;
 
+ public:
   pipelined(Comm& comm, Ops& ops, const config& c, const dataset& data,
             const train_options& options)
-      : comm_(comm), ops_(ops), config_(c), data_(data), options_(options),
+      : base(comm, ops, c, data, options),
         grid_(comm, {{"pp", static_cast<int>(c.pipeline)}, {"dp", launch::rest}}),
         rank_(static_cast<std::size_t>(grid_.coordinate("pp"))),
         replica_(static_cast<std::size_t>(grid_.coordinate("dp"))),
         replicas_(static_cast<std::size_t>(comm.size()) / c.pipeline),
-        plan_(plan_steps(c, static_cast<std::size_t>(comm.size()), data.train.count())),
-        shape_{data.train.features(), c.hidden, data.train.classes}, compute_table_(schedule_of(c)),
-        all_tensors_(parameters_of(shape_)), tensors_(own_tensors()),
-        losses_(loss_window * c.microbatches, backend::memory()),
-        best_(eval_rows, backend::memory()), confidence_(eval_rows, backend::memory()),
+        compute_table_(schedule_of(c)), own_tensors_(own_tensors()),
         x_(Ops::stages ? std::max(plan_.rows_per_rank(), eval_rows) * shape_.inputs : 0,
            backend::memory()),
-        labels_(Ops::stages ? plan_.rows_per_rank() : 0, backend::memory()),
-        stream_(comm.make_stream()), stages_(make_stages()), parallel_(make_parallel()),
-        link_(grid_.along("pp")),
+        labels_(Ops::stages ? plan_.rows_per_rank() : 0, backend::memory()), stages_(make_stages()),
+        parallel_(make_parallel()), link_(grid_.along("pp")),
         train_(link_, std::span(stages_), training_table(), training_options(), stream_),
         evaluate_(link_, std::span(stages_), evaluation_table(), {.rows = {eval_rows / eval_parts}},
                   stream_) {
     for (stage& s : stages_) s.use(*parallel_);
   }
-  pipelined(const pipelined&) = delete;
-  pipelined& operator=(const pipelined&) = delete;
 
   [[nodiscard]] training_result run() {
-    const sampler rows(
-        {.count = data_.train.count(), .global_batch = config_.batch, .seed = config_.seed});
-    const range mine = rows.shard(replica_, replicas_);
     training_result result;
     result.plan = plan_;
-    prefetch_loader<batch> loader(
-        {.workers = options_.workers, .depth = 4}, plan_.steps,
-        [&](std::size_t step, batch& b) { assemble(rows, mine, step, b); });
+    auto loader = base::batches(0, replica_, replicas_);
     // The picture is of a step in full swing, where there are so many.
     const bool draws = !config_.svg.empty() || !config_.trace.empty();
     const std::size_t drawn = std::min<std::size_t>(4, plan_.steps - 1);
     double seconds = 0;
     auto segment = clock::now();
     for (std::size_t step = 0; step < plan_.steps; ++step) {
-      flight& f = flights_[step % 2];
-      if (f.used) {
-        f.done.synchronize();
-        loader.recycle(std::move(f.data));
-      }
-      f.data = loader.next();
+      flight& f = base::next_flight(step, loader);
       const bool draw = draws && step == drawn;
       if (draw) train_.watch().measure(true);
       enqueue(step, f.data);
-      f.done.record(stream_);
-      f.used = true;
+      base::taken_off(f);
       if (draw) {
         train_.synchronize();
         picture();
@@ -166,7 +148,7 @@ class pipelined {
                  last = step + 1 == plan_.steps;
       if ((step + 1) % loss_window == 0 || last) collect_losses(result, step + 1);
       if (options_.line != nullptr && options_.line->due() && !result.losses.empty())
-        show(step + 1, result.final_loss, seconds + since(segment));
+        base::show(step + 1, step + 1, result.final_loss, seconds + since(segment));
       if (!epoch_ends && !last) continue;
       train_.synchronize();
       seconds += since(segment);
@@ -186,23 +168,6 @@ class pipelined {
   }
 
  private:
-  using clock = std::chrono::steady_clock;
-  static constexpr std::size_t eval_rows = 512, eval_parts = 4, loss_window = 32;
-
-  struct batch {
-    std::vector<float> x;
-    std::vector<std::uint8_t> labels;
-  };
-  struct flight {
-    batch data;
-    event done;
-    bool used = false;
-  };
-
-  [[nodiscard]] static double since(clock::time_point start) {
-    return std::chrono::duration<double>(clock::now() - start).count();
-  }
-
   // What this rank has: its stages, chunk by chunk.
   [[nodiscard]] range layers(std::size_t stage_index) const {
     return partition(shape_.layers(), compute_table_.shape.stages(), stage_index);
@@ -216,7 +181,7 @@ class pipelined {
     for (std::size_t c = 0; c < compute_table_.shape.chunks; ++c) {
       const range l = layers_of_chunk(rank_, c);
       for (std::size_t i = 2 * l.begin; i < 2 * l.end; ++i) {
-        own.push_back(all_tensors_[i]);
+        own.push_back(tensors_[i]);
         own.back().offset = offset;
         offset += own.back().count();
       }
@@ -228,18 +193,11 @@ class pipelined {
     for (std::size_t c = 0; c < compute_table_.shape.chunks; ++c) {
       const range l = layers_of_chunk(rank_, c);
       for (std::size_t i = 2 * l.begin; i < 2 * l.end; ++i) {
-        const auto from = all.begin() + static_cast<std::ptrdiff_t>(all_tensors_[i].offset);
-        own.insert(own.end(), from, from + static_cast<std::ptrdiff_t>(all_tensors_[i].count()));
+        const auto from = all.begin() + static_cast<std::ptrdiff_t>(tensors_[i].offset);
+        own.insert(own.end(), from, from + static_cast<std::ptrdiff_t>(tensors_[i].count()));
       }
     }
     return own;
-  }
-  [[nodiscard]] std::vector<float> first_weights() {
-    std::vector<float> values = initial_parameters(shape_, config_.seed);
-    if (!config_.init.empty())
-      together(comm_.control(), "--init",
-               [&] { static_cast<void>(load_weights(config_.init, all_tensors_, values)); });
-    return values;
   }
   [[nodiscard]] std::vector<stage> make_stages() {
     std::vector<stage> all;
@@ -256,7 +214,8 @@ class pipelined {
   template <class Parallel, class How>
   [[nodiscard]] std::unique_ptr<parallel_weights<stream>> parallel_as(How how) {
     auto made = std::make_unique<parallel_adapter<stream, Parallel>>(
-        grid_.along("dp"), ops_, config_, tensors_, own_part(first_weights()), stream_, how);
+        grid_.along("dp"), ops_, config_, own_tensors_, own_part(base::first_weights()), stream_,
+        how);
     if constexpr (requires { made->own.norm_over(comm_); }) made->own.norm_over(grid_.along("pp"));
     return made;
   }
@@ -296,16 +255,6 @@ class pipelined {
         .ring = options_.ring};
   }
 
-  void assemble(const sampler& rows, range mine, std::size_t step, batch& b) const {
-    b.x.resize(mine.size() * shape_.inputs);
-    b.labels.resize(mine.size());
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      const std::size_t row = rows.row(step, mine.begin + i);
-      data_.to_input(data_.train.picture(row), b.x.data() + i * shape_.inputs);
-      b.labels[i] = data_.train.labels[row];
-    }
-  }
-
   void enqueue(std::size_t step, const batch& b) {
     step_ = step;
     work_ = {.x = ops_.stage(stream_, std::span(b.x), x_.span()),
@@ -320,67 +269,21 @@ class pipelined {
     return rank_ == compute_table_.shape.rank_of(compute_table_.shape.stages() - 1);
   }
 
-  /// Host values of every rank, in rank order. @collective
-  template <class T>
-  [[nodiscard]] std::vector<std::vector<T>> gather(Comm& comm, const std::vector<T>& own) {
-    std::vector<std::vector<T>> all;
-    for (const std::string& bytes : comm.control().all_gather(
-             {reinterpret_cast<const char*>(own.data()), own.size() * sizeof(T)})) {
-      all.emplace_back(bytes.size() / sizeof(T));
-      if (!bytes.empty()) std::memcpy(all.back().data(), bytes.data(), bytes.size());
-    }
-    return all;
-  }
-
-  /// Means over replicas and microbatches of the steps since the last call.
   void collect_losses(training_result& result, std::size_t upto) {
     train_.synchronize();
-    const std::size_t first = result.losses.size(), m = config_.microbatches;
-    std::vector<float> own;
-    if (has_loss()) ops_.read_back(stream_, losses_.span(), own);
-    const auto all = gather(comm_, own);
-    for (std::size_t step = first; step < upto; ++step) {
-      double sum = 0;
-      for (const auto& of_rank : all)
-        for (std::size_t k = 0; k < m && !of_rank.empty(); ++k)
-          sum += static_cast<double>(of_rank[step % loss_window * m + k]);
-      const auto mean = static_cast<float>(sum / static_cast<double>(m * replicas_));
-      if (!std::isfinite(mean))
-        throw on_every_rank(error(detail::cat("the loss of step ", step + 1, " is not finite")));
-      result.losses.push_back(mean);
-      result.final_loss = mean;
-    }
+    base::collect_losses(result, upto, has_loss());
   }
 
-  /// Every replica looks at its shard; all ranks get the whole answer. @collective
+  /// @collective
   [[nodiscard]] evaluation evaluate(const labelled_images& images) {
-    const range mine = evaluation_shard(images.count(), replica_, replicas_);
-    std::vector<float> x(eval_rows * shape_.inputs), best, confidence, answers;
-    for (std::size_t at = mine.begin; at < mine.end; at += eval_rows) {
-      const std::size_t rows = std::min(eval_rows, mine.end - at);
-      for (std::size_t i = 0; i < rows; ++i) // what is left of an earlier block is not looked at
-        data_.to_input(images.picture(at + i), x.data() + i * shape_.inputs);
-      work_ = {.x = ops_.stage(stream_, std::span<const float>(x), x_.span()),
+    return base::evaluate(images, replica_, replicas_, [&](std::span<const float> x, std::size_t) {
+      work_ = {.x = ops_.stage(stream_, x, x_.span()),
                .best = best_.data(),
                .confidence = confidence_.data()};
-      evaluate_.step();
+      evaluate_.step(); // rows of an earlier block behind the last are not looked at
       evaluate_.synchronize();
-      if (!has_loss()) continue;
-      ops_.read_back(stream_, best_.span().first(rows), best);
-      ops_.read_back(stream_, confidence_.span().first(rows), confidence);
-      for (std::size_t i = 0; i < rows; ++i)
-        answers.insert(answers.end(), {best[i], confidence[i]});
-    }
-    evaluation e;
-    std::size_t right = 0;
-    for (const auto& of_rank : gather(comm_, answers))
-      for (std::size_t i = 0; i < of_rank.size(); i += 2) {
-        right += of_rank[i] == static_cast<float>(images.labels[e.predicted.size()]) ? 1 : 0;
-        e.predicted.push_back(static_cast<std::uint8_t>(of_rank[i]));
-        e.confidence.push_back(of_rank[i + 1]);
-      }
-    e.accuracy = static_cast<double>(right) / std::max(1.0, static_cast<double>(images.count()));
-    return e;
+      return has_loss();
+    });
   }
 
   /// Weights and state of the whole model, in layout order, on every rank.
@@ -398,23 +301,18 @@ class pipelined {
       for (std::size_t c = 0; c < compute_table_.shape.chunks; ++c) {
         const range l = layers_of_chunk(r, c);
         for (std::size_t i = 2 * l.begin; i < 2 * l.end; ++i) {
-          const std::size_t n = all_tensors_[i].count();
+          const std::size_t n = tensors_[i].count();
           for (std::size_t k = 0; k <= planes; ++k)
             std::copy_n(all[r].begin() + static_cast<std::ptrdiff_t>(k * per_plane + from), n,
                         whole.begin() +
-                            static_cast<std::ptrdiff_t>(k * total + all_tensors_[i].offset));
+                            static_cast<std::ptrdiff_t>(k * total + tensors_[i].offset));
           from += n;
         }
       }
     }
     result.parameters.assign(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(total));
     result.state.assign(whole.begin() + static_cast<std::ptrdiff_t>(total), whole.end());
-    result.digest =
-        hash_bytes(result.state.data(), result.state.size() * sizeof(float),
-                   hash_bytes(result.parameters.data(), result.parameters.size() * sizeof(float)));
-    for (const auto& other : gather(comm_, std::vector<std::uint64_t>{result.digest}))
-      if (other[0] != result.digest)
-        throw on_every_rank(mismatch_error("after training, the ranks have different digests"));
+    result.digest = base::digest(result);
   }
 
   /// The measured step beside the one that its own costs predict. @collective
@@ -431,44 +329,23 @@ class pipelined {
       if (!config_.svg.empty()) write_file(config_.svg, pipeline::svg(both, {.title = title}));
       if (!config_.trace.empty())
         write_file(config_.trace, pipeline::chrome_trace(both, {.memory = &c}));
-      if (options_.say)
-        options_.say(detail::cat("step     ", milliseconds(real.makespan), " ms measured, ",
-                                 milliseconds(planned.makespan),
-                                 " ms predicted from its own times"),
-                     false);
+      base::say(detail::cat("step     ", milliseconds(real.makespan), " ms measured, ",
+                            milliseconds(planned.makespan), " ms predicted from its own times"));
     }
   }
   [[nodiscard]] static std::string milliseconds(double seconds) {
     return pipeline::detail::fixed(1e3 * seconds, 2);
   }
 
-  void show(std::size_t step, float loss, double seconds) {
-    char text[120];
-    std::snprintf(text, sizeof text, "loss %.4f  %.0f samples/s  memory %.0f MiB",
-                  static_cast<double>(loss),
-                  static_cast<double>(step) * static_cast<double>(config_.batch) / seconds,
-                  static_cast<double>(resident_bytes()) / (1 << 20));
-    options_.line->show(step, text);
-  }
-
-  Comm& comm_;
-  Ops& ops_;
-  const config& config_;
-  const dataset& data_;
-  train_options options_;
   launch::mesh<Comm> grid_;
   std::size_t rank_, replica_, replicas_;
-  step_plan plan_;
-  mlp_shape shape_;
   pipeline::table compute_table_;
-  std::vector<tensor> all_tensors_, tensors_;
-  buffer<float> losses_, best_, confidence_, x_;
+  std::vector<tensor> own_tensors_;
+  buffer<float> x_;
   buffer<std::uint8_t> labels_;
   mlp_work work_;
   std::size_t step_ = 0;
-  stream stream_;
   std::vector<stage> stages_;
-  flight flights_[2]; // the host runs at most two steps ahead of the stream
   std::unique_ptr<parallel_weights<stream>> parallel_;
   link link_;
   runner train_, evaluate_;

@@ -5,6 +5,7 @@
 #include "train_classifier/checkpoint.hpp"
 
 #include <polyrank/core/hash.hpp>
+#include <polyrank/optim/lr_schedule.hpp>
 
 #include <nlohmann/json.hpp>
 

@@ -4,7 +4,7 @@
 
 #include "train_classifier/dataset.hpp"
 #include "train_classifier/fit.hpp"
-#include "train_classifier/trainer.hpp"
+#include "train_classifier/training_result.hpp"
 
 #include <cstddef>
 #include <cstdint>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "support/files.hpp"
-#include "train_classifier/trainer.hpp"
+#include "train_classifier/training_result.hpp"
 
 #include <polyrank/monitor/trace.hpp>
 

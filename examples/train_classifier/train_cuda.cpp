@@ -5,6 +5,7 @@
 #include "train_classifier/cuda_ops.hpp"
 #include "train_classifier/pipeline.hpp"
 #include "train_classifier/tracing.hpp"
+#include "train_classifier/trainer.hpp"
 
 #include <polyrank/cuda/communicator.hpp>
 #include <polyrank/zero/cuda_ops.hpp>

@@ -4,7 +4,8 @@
 
 #include "train_classifier/config.hpp"
 #include "train_classifier/dataset.hpp"
-#include "train_classifier/trainer.hpp"
+#include "train_classifier/memory_report.hpp"
+#include "train_classifier/training_result.hpp"
 
 #include <polyrank/launch/world.hpp>
 

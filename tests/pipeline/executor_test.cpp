@@ -5,7 +5,9 @@
 #include "pipeline/toy_run.hpp"
 
 #include <polyrank/host/loopback.hpp>
+#include <polyrank/pipeline/measure.hpp>
 #include <polyrank/pipeline/recompute.hpp>
+#include <polyrank/pipeline/tune.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -63,12 +65,12 @@ struct slow_transport : plain {
 };
 
 /// Runs table `t` on threads and adds up what is wrong.
-template <class Transport = plain>
+template <class Transport = plain, class Stage = toy_stage>
 void run_on_threads(const table& t, outcome& out, conditions how = {}) {
   host::loopback::run(static_cast<int>(t.shape.ranks),
                       [&](loop& comm) {
                         if (how.immediate) comm.set_stream_mode(host::stream::mode::immediate);
-                        const mistakes m = run_table<Transport>(comm, t, how);
+                        const mistakes m = run_table<Transport, Stage>(comm, t, how);
                         out.wrong_gradients += m.gradients, out.wrong_rows += m.rows;
                         out.alive += m.alive, out.wrong_peaks += m.peaks;
                       },
@@ -113,7 +115,7 @@ TEST_CASE("a lane for each channel, more chunks, other costs, recomputation", "[
       INFO(traits_of(s).name);
       const table channels = lowered(s, p, p + 1, 0, {.lanes = lane_policy::per_channel}, 0);
       outcome a;
-      run_on_threads(channels, a, {.steps = 2});
+      run_on_threads(channels, a, {.steps = 2, .accumulate = true});
       REQUIRE_FINE(channels, a);
       const table again = lowered(s, p, 2 * p - 1, 0, {.recompute = true}, 0.3);
       outcome b;
@@ -125,6 +127,62 @@ TEST_CASE("a lane for each channel, more chunks, other costs, recomputation", "[
       run_on_threads(more, c);
       REQUIRE_FINE(more, c);
     }
+}
+
+namespace {
+
+/// Does the two passes of an overlapped pair in one piece, the backward's parts first.
+struct pairing_stage : toy_stage {
+  using toy_stage::toy_stage;
+  static inline std::atomic<int> pairs{0};
+  void forward_backward(const pass& f, pairing_stage& other, const pass& b) {
+    ++pairs;
+    other.backward_input(b);
+    forward(f);
+    other.backward_weight(b);
+  }
+};
+
+} // namespace
+
+TEST_CASE("a stage that can overlap gets the pairs of dualpipe_v in one call", "[executor]") {
+  for (const std::size_t p : {1u, 2u, 3u, 4u}) {
+    const table t = lowered(schedule::dualpipe_v, p, 2 * p + 1);
+    int expected = 0;
+    for (std::size_t r = 0; r < p; ++r)
+      for (std::size_t i = 0; i + 1 < t.of(r).size(); ++i)
+        if (t.of(r)[i].joined != 0 && t.of(r)[i + 1].kind == action_kind::backward) ++expected;
+    pairing_stage::pairs = 0;
+    outcome out;
+    run_on_threads<plain, pairing_stage>(t, out, {.poison = true});
+    REQUIRE_FINE(t, out);
+    REQUIRE(pairing_stage::pairs == expected);
+    REQUIRE((expected > 0 || p == 1));
+  }
+}
+
+TEST_CASE("every transfer on a lane is complete when the lane is", "[executor]") {
+  const shape s{2, 40};
+  std::atomic<int> wrong{0};
+  for (const lane_policy lanes : {lane_policy::single, lane_policy::per_channel})
+    host::loopback::run(2, [&](loop& comm) {
+      plain link(comm, lanes);
+      const bool sends = comm.rank() == 0;
+      std::vector<std::vector<std::byte>> messages;
+      for (std::size_t k = 0; k < s.microbatches; ++k)
+        messages.emplace_back(1 + k * k * 97, sends ? std::byte(k + 1) : std::byte{0});
+      std::size_t lane = 0;
+      for (std::size_t k = 0; k < s.microbatches; ++k) {
+        const action a = sends ? make_action(action_kind::send_forward, 0, k)
+                               : make_action(action_kind::recv_forward, 1, k);
+        lane = lane_of(s, lanes, static_cast<std::size_t>(comm.rank()), a);
+        link.exchange(s, a, messages[k], "x");
+      }
+      link.lane(lane).synchronize();
+      for (std::size_t k = 0; k < s.microbatches; ++k)
+        for (const std::byte b : messages[k]) wrong += b == std::byte(k + 1) ? 0 : 1;
+    });
+  REQUIRE(wrong == 0);
 }
 
 TEST_CASE("a memory cap decides what is computed again, and holds while it runs", "[executor]") {
@@ -206,6 +264,48 @@ TEST_CASE("peaks do not grow with the number of microbatches", "[executor]") {
     };
     REQUIRE(peak(16) == peak(64));
   }
+}
+
+TEST_CASE("what a step took picks the next schedule, which runs", "[executor]") {
+  const table t = lowered(schedule::zb_h1, 3, 6);
+  costs c;
+  std::atomic<int> others{0};
+  host::loopback::run(3, [&](loop& comm) {
+    const toy_batch batch(6);
+    std::vector<toy_stage> stages = stages_of(t, static_cast<std::size_t>(comm.rank()), batch);
+    for (toy_stage& s : stages) // the last stage's W is long
+      s.on_work = [&s](char kind, std::size_t) {
+        const bool heavy = s.stage == 2 && kind == 'W';
+        std::this_thread::sleep_for(std::chrono::milliseconds(heavy ? 8 : 1));
+      };
+    host::stream compute = comm.make_stream();
+    plain link(comm);
+    executor run(link, std::span(stages), t, {}, compute);
+    run.watch().measure(true);
+    run.step();
+    run.synchronize();
+    const costs mine = profile(measured(run), run.memory());
+    const std::string bytes(reinterpret_cast<const char*>(mine.stages.data()),
+                            mine.stages.size() * sizeof(stage_costs));
+    for (const std::string& other : comm.control().all_gather(bytes)) others += other != bytes;
+    if (comm.rank() == 0) c = mine;
+  });
+  REQUIRE(others == 0);                 // every rank has the same costs, so takes the same schedule
+  for (const stage_costs& s : c.stages) // a sleep is never shorter than asked for
+    REQUIRE((s.forward >= 1e-3 && s.input_grad >= 1e-3 && s.weight_grad >= 1e-3));
+  REQUIRE(c.stages[2].weight_grad >= 8e-3);
+  tune_request q;
+  q.ranks = 3, q.microbatches = {6}, q.chunks = {1, 2};
+  q.costs_of = [&](const shape& s) { return recut(c, t.shape, s); };
+  q.memory_cap = simulate(generate(schedule::one_f_one_b, 3, 6), c).peak_memory(); // bytes
+  const tuned next = tune(q);
+  REQUIRE(next.report.peak_memory() <= q.memory_cap * (1 + 1e-9));
+  REQUIRE(next.report.makespan <= simulate(generate(schedule::one_f_one_b, 3, 6), c).makespan);
+  const table again = lower(next.table, q.costs_of(next.table.shape));
+  outcome out;
+  run_on_threads(again, out, {.poison = true});
+  INFO(next.name);
+  REQUIRE_FINE(again, out);
 }
 
 TEST_CASE("microbatches of other sizes in later steps", "[executor]") {

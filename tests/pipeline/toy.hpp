@@ -196,15 +196,19 @@ toy_reference(std::size_t stages, const toy_batch& batch, const std::vector<std:
   return toy_reference(w, batch, rows, seed);
 }
 
-/// The sum over microbatches in the order in which the table adds them up for `stage`.
+/// The sum over microbatches in the order in which the table adds them up for `stage`, `steps`
+/// times the same.
 inline std::vector<float>
 toy_expected(const pipeline::table& t, std::size_t stage,
-             const std::vector<std::vector<std::vector<float>>>& by_microbatch) {
+             const std::vector<std::vector<std::vector<float>>>& by_microbatch, int steps = 1) {
   using pipeline::action_kind;
   std::vector<float> sum(width * width, 0.0f);
-  for (const pipeline::action& a : t.of(t.shape.rank_of(stage)))
-    if (a.stage == stage && (a.kind == action_kind::backward || a.kind == action_kind::weight_grad))
-      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += by_microbatch[a.microbatch][stage][i];
+  while (steps-- > 0)
+    for (const pipeline::action& a : t.of(t.shape.rank_of(stage)))
+      if (a.stage == stage &&
+          (a.kind == action_kind::backward || a.kind == action_kind::weight_grad))
+        for (std::size_t i = 0; i < sum.size(); ++i)
+          sum[i] += by_microbatch[a.microbatch][stage][i];
   return sum;
 }
 

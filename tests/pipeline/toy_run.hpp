@@ -16,9 +16,9 @@
 namespace polyrank::test {
 
 /// The stages of one rank.
-inline std::vector<toy_stage> stages_of(const pipeline::table& t, std::size_t rank,
-                                        const toy_batch& batch) {
-  std::vector<toy_stage> out;
+template <class Stage = toy_stage>
+std::vector<Stage> stages_of(const pipeline::table& t, std::size_t rank, const toy_batch& batch) {
+  std::vector<Stage> out;
   for (std::size_t c = 0; c < t.shape.chunks; ++c)
     out.emplace_back(t.shape.stage_of(rank, c), t.shape.stages(), batch);
   return out;
@@ -41,7 +41,8 @@ inline std::vector<std::size_t> ragged(std::size_t m) {
 struct conditions {
   int steps = 1;
   bool poison = false;
-  bool immediate = false; ///< streams without threads
+  bool immediate = false;  ///< streams without threads
+  bool accumulate = false; ///< gradients of all steps add up
 };
 
 /// What differs from the model without a pipeline, on this rank.
@@ -55,7 +56,7 @@ struct mistakes {
 };
 
 /// Runs table `t` over `comm`. @collective
-template <class Transport, class Comm>
+template <class Transport, class Stage = toy_stage, class Comm>
 mistakes run_table(Comm& comm, const pipeline::table& t, conditions how = {}) {
   using namespace pipeline;
   const std::vector<std::size_t> rows = ragged(t.shape.microbatches);
@@ -64,20 +65,22 @@ mistakes run_table(Comm& comm, const pipeline::table& t, conditions how = {}) {
   const auto reference = toy_reference(t.shape.stages(), batch, rows, seed);
   const bool trains = t.has(action_kind::backward) || t.has(action_kind::input_grad);
   const auto r = static_cast<std::size_t>(comm.rank());
-  std::vector<toy_stage> stages = stages_of(t, r, batch);
+  std::vector<Stage> stages = stages_of<Stage>(t, r, batch);
   std::vector<float> seen(total(rows), -1);
   for (toy_stage& s : stages) s.seen = &seen;
   host::stream compute = comm.make_stream();
   Transport link(comm, t.lanes);
   executor run(link, std::span(stages), t, {.rows = rows, .poison = how.poison}, compute);
   for (int step = 0; step < how.steps; ++step) {
-    for (toy_stage& s : stages) compute.enqueue([&s] { s.dw.assign(s.dw.size(), 0.0f); });
+    for (Stage& s : stages)
+      if (!how.accumulate) compute.enqueue([&s] { s.dw.assign(s.dw.size(), 0.0f); });
     run.step(seed);
   }
   run.synchronize();
   mistakes out;
   for (const toy_stage& s : stages) {
-    if (trains && s.dw != toy_expected(t, s.stage, reference)) ++out.gradients;
+    if (trains && s.dw != toy_expected(t, s.stage, reference, how.accumulate ? how.steps : 1))
+      ++out.gradients;
     if (s.stage + 1 == s.stages)
       for (std::size_t i = 0; i < seen.size(); ++i)
         if (seen[i] != static_cast<float>(i)) ++out.rows;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/catch.hpp"
 
+#include <polyrank/pipeline/lower.hpp>
+#include <polyrank/pipeline/measure.hpp>
 #include <polyrank/pipeline/search.hpp>
 #include <polyrank/pipeline/tune.hpp>
 #include <polyrank/pipeline/validate.hpp>
@@ -80,4 +82,62 @@ TEST_CASE("a cap that nothing meets is refused with the smallest that works", "[
   REQUIRE_THROWS_AS(tune(q), usage_error);
   q = {};
   REQUIRE_THROWS_AS(tune(q), usage_error);
+}
+
+TEST_CASE("the profile of a run that took the given times gives them back", "[measure]") {
+  for (const schedule s : training_schedules) {
+    const table compute = generate(s, 3, 7, default_chunks(s));
+    const shape& of = compute.shape;
+    costs c = even_costs(of, 1, 1, 1, 0);
+    for (std::size_t i = 0; i < of.stages(); ++i) {
+      const double x = 1 + 0.125 * static_cast<double>(i);
+      stage_costs& at = c.stages[i];
+      at.forward = x, at.input_grad = 1.5 * x;
+      at.weight_grad = traits_of(s).splits_backward ? 0.75 * x : 1.5 * x;
+      if (i + 1 < of.stages() && of.crosses(i)) at.transfer = 0.0625 * x;
+      at.reduce = 0.5 * x, at.optimizer = 0.25 * x;
+    }
+    if (s == schedule::dualpipe_v) c.pair_factor = 0.875;
+    const table t = lower(compute, c, {.reduce = true, .optimizer = true});
+    const costs got = profile(simulate(t, c, {.timeline = true}), c.memory);
+    INFO(traits_of(s).name);
+    for (std::size_t i = 0; i < of.stages(); ++i) {
+      const stage_costs &a = got.stages[i], &b = c.stages[i];
+      CHECK(a.forward == Approx(b.forward));
+      CHECK(a.input_grad == Approx(b.input_grad));
+      CHECK(a.weight_grad == Approx(b.weight_grad));
+      CHECK(a.transfer == Approx(b.transfer).margin(1e-9));
+      CHECK(a.reduce == Approx(b.reduce));
+    }
+    CHECK(got.pair_factor == Approx(c.pair_factor));
+    CHECK(simulate(t, got).makespan == Approx(simulate(t, c).makespan));
+  }
+}
+
+TEST_CASE("costs of one cut of a model are those of another", "[tune]") {
+  const auto same = [](const costs& a, const costs& b) {
+    REQUIRE(a.stages.size() == b.stages.size());
+    for (std::size_t i = 0; i < a.stages.size(); ++i) {
+      CHECK(a.stages[i].forward == Approx(b.stages[i].forward));
+      CHECK(a.stages[i].weight_grad == Approx(b.stages[i].weight_grad));
+      CHECK(a.memory[i].activation == Approx(b.memory[i].activation));
+      CHECK(a.memory[i].boundary == b.memory[i].boundary);
+      CHECK((i + 1 == a.stages.size() || a.stages[i].transfer == b.stages[i].transfer));
+    }
+  };
+  const auto even = [](const shape& s) {
+    costs c = even_costs(s, 3, 2, 1, 0.125);
+    for (std::size_t i = 1; i < s.stages(); ++i) c.memory[i].boundary = 0.25;
+    return c;
+  };
+  const shape shapes[] = {{2, 8}, {2, 4, 3, placement::loop}, {2, 8, 2, placement::vee}};
+  for (const shape& from : shapes)
+    for (const shape& to : shapes) same(recut(even(from), from, to), even(to));
+  costs c = even(shapes[0]); // two stages of 3 and 9, in six: 1 1 1 3 3 3
+  c.stages[1].forward = 9;
+  const costs six = recut(c, shapes[0], shapes[1]);
+  CHECK(six.stages[2].forward == Approx(1));
+  CHECK(six.stages[3].forward == Approx(3));
+  CHECK(recut(six, shapes[1], {3, 8}).stages[1].forward == Approx(4)); // 1 + 3
+  REQUIRE_THROWS_AS(recut(c, shapes[1], shapes[0]), usage_error);
 }

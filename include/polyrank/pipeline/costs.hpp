@@ -13,6 +13,7 @@
 #include <polyrank/pipeline/action.hpp>
 #include <polyrank/pipeline/shape.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -62,6 +63,47 @@ struct costs {
   bytes.activation = part;
   bytes.weight_context = weight_context * part;
   return {std::vector<stage_costs>(s.stages(), one), std::vector<stage_memory>(s.stages(), bytes)};
+}
+
+/// Costs of the model cut as `from`, for another cut of it: each new stage takes its share of the
+/// old ones that it covers, as if layers lay evenly in a stage; what crosses a new boundary is what
+/// crosses the nearest old one above. So what was measured on one shape (measure.hpp) tells tune()
+/// about others.
+[[nodiscard]] inline costs recut(const costs& c, const shape& from, const shape& to) {
+  const std::size_t olds = from.stages(), news = to.stages();
+  expects(c.stages.size() == olds && c.memory.size() == olds, "recut: costs of ", c.stages.size(),
+          " stages for a shape of ", olds);
+  costs out = c;
+  out.stages.assign(news, {0, 0, 0, 0, 0, 0, 0, 0});
+  out.memory.assign(news, {0, 0, 0, 0, 0, 0});
+  for (std::size_t n = 0; n < news; ++n) { // in units of 1 / (olds * news) of the model
+    stage_costs& t = out.stages[n];
+    stage_memory& b = out.memory[n];
+    for (std::size_t o = n * olds / news; o * news < (n + 1) * olds; ++o) {
+      const std::size_t covered =
+          std::min((n + 1) * olds, (o + 1) * news) - std::max(n * olds, o * news);
+      const double share = static_cast<double>(covered) / static_cast<double>(news);
+      const auto add = [share](auto& into, const auto& old, auto... fields) {
+        ((into.*fields += share * (old.*fields)), ...);
+      };
+      add(t, c.stages[o], &stage_costs::forward, &stage_costs::input_grad,
+          &stage_costs::weight_grad, &stage_costs::recompute, &stage_costs::unshard,
+          &stage_costs::reduce, &stage_costs::optimizer);
+      add(b, c.memory[o], &stage_memory::activation, &stage_memory::weight_context,
+          &stage_memory::checkpoint, &stage_memory::parameters);
+    }
+    if (olds < 2) continue;                     // no boundary was seen
+    const auto below = [&](std::size_t stage) { // the old stage over the boundary below this one
+      std::size_t o = std::clamp<std::size_t>((stage * olds + news - 1) / news, 1, olds - 1);
+      if (o > 1 && !from.crosses(o - 1)) --o; // the turn of a V: no transfer there
+      return o;
+    };
+    if (n + 1 < news) t.transfer = c.stages[below(n + 1) - 1].transfer;
+    if (n == 0) continue;
+    b.boundary = c.memory[below(n)].boundary;
+    b.boundary_gradient = c.memory[below(n)].boundary_gradient;
+  }
+  return out;
 }
 
 /// Sets every transfer from two measured links: `inside` a node of `ranks_per_node` consecutive

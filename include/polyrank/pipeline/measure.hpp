@@ -9,6 +9,13 @@
 //     named_report both[] = {{"planned", &planned}, {"measured", &real}};
 //     write_file("step.svg", svg(both));                            // one over the other
 //
+// What was measured picks the next schedule; other shapes take their share of the times (costs.hpp):
+//
+//     tune_request q;
+//     q.ranks = 4, q.microbatches = {16}, q.chunks = {1, 2};
+//     q.costs_of = [&](const shape& s) { return recut(c, real.shape, s); };
+//     tuned next = tune(q);
+//
 // Times are seconds. Clocks: ranks of one host share theirs; those of others are set by the barrier
 // with which a measured step begins.
 // SPDX-License-Identifier: Apache-2.0
