@@ -49,6 +49,9 @@ struct timed_stage {
   void forward(const pass<Stream>& p) { work(p); }
   void backward_input(const pass<Stream>& p) { work(p); }
   void backward_weight(const pass<Stream>& p) { work(p); }
+  void forward_backward(const pass<Stream>& f, timed_stage& other, const pass<Stream>& b) {
+    forward(f), other.backward_input(b), other.backward_weight(b);
+  }
 };
 
 void against_the_simulator(double seconds, int steps) {
