@@ -121,6 +121,8 @@ run_tests() {
       "$logs/digest$n" "$root/scripts/gpu_ranks.sh" "$n" "${train[@]}" --backend cuda --deterministic \
       --digest --steps 60
   done
+  step "train_classifier --pipeline" env --chdir "$logs" SHORT=1 "$root/tests/pipeline/classifier_digest.sh" \
+    "$root/scripts/gpu_ranks.sh" -n -- "$build/bin/train_classifier" --data "$root/examples/data" --backend cuda
   step "digest of training, N = 1, 2, 4" same_digest training "$logs"/digest{1,2,4}
   step "snapshots of device memory" "$build/tests/checkpoint.cuda"
   step "checkpoints between host and CUDA" "$root/tests/checkpoint/backends_test.sh" "$build/bin/train_classifier" \
