@@ -161,6 +161,35 @@ TEST_CASE("a stage that can overlap gets the pairs of dualpipe_v in one call", "
   }
 }
 
+TEST_CASE("the host enqueues whole steps while no work has been done", "[executor]") {
+  const table t = lowered(schedule::zb_v, 3, 9);
+  std::atomic<int> done{0}, early{0}, never{0};
+  host::loopback::run(3, [&](loop& comm) {
+    const toy_batch batch(9);
+    std::vector<toy_stage> stages = stages_of(t, static_cast<std::size_t>(comm.rank()), batch);
+    std::atomic<bool> go{false};
+    for (toy_stage& s : stages)
+      s.on_work = [&](char, std::size_t) {
+        const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (!go && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+        if (!go) ++never; // step() waits for its own work
+        ++done;
+      };
+    host::stream compute = comm.make_stream();
+    plain link(comm);
+    executor run(link, std::span(stages), t, {}, compute);
+    run.step();
+    run.step();
+    early += done;
+    comm.control().barrier(std::chrono::seconds(30));
+    go = true;
+    run.synchronize();
+  });
+  REQUIRE(never == 0);
+  REQUIRE(early == 0);
+  REQUIRE(done == 2 * 9 * 6 * 3); // steps, microbatches, stages, F I W
+}
+
 TEST_CASE("every transfer on a lane is complete when the lane is", "[executor]") {
   const shape s{2, 40};
   std::atomic<int> wrong{0};
