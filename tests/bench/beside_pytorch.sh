@@ -2,14 +2,18 @@
 # usage: tests/bench/beside_pytorch.sh PROGRAM [RANKS] [PYTHON] [ARGUMENT...]
 # PROGRAM (ddp_step, pipeline_step) and its peer, tests/bench/PROGRAM.py over gloo, three times in
 # turn with the same arguments; prints each, and the ratios (PyTorch's time / ours) of the medians and
-# of the fastest steps. PYTHON must have torch; without one (default: python3) only our side runs. OMP_NUM_THREADS
-# (default 1) is what each rank has, on both sides.
+# of the fastest steps. PYTHON must have torch; without one (default: python3) only our side runs.
+# OMP_NUM_THREADS (default 1) is what each rank has, on both sides. POLYRANK_BUILD: another build folder.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 program=${1:?which program?} ranks=${2:-2} python=${3:-python3}
 arguments=("${@:4}")
 root=$(dirname "$0")/../..
 build=${POLYRANK_BUILD:-$root/build}
+if grep -qs 'POLYRANK_FAST_BUILD:BOOL=ON' "$build/CMakeCache.txt"; then
+  echo "beside_pytorch: $build was built with POLYRANK_FAST_BUILD (scripts/test.sh does), so its programs are slow; build without" >&2
+  exit 1
+fi
 if ((EUID == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
 run=(mpirun --map-by :OVERSUBSCRIBE --bind-to none -n "$ranks" -x OMP_NUM_THREADS -x GLOO_SOCKET_IFNAME)
