@@ -58,6 +58,7 @@ std::size_t wrong_with(int n, Policy policy, Write write) {
 
 TEST_CASE("policies on fp32 are exact for integers, 1 to 9 ranks", "[policies]") {
   for (int n = 1; n <= 9; ++n) {
+    REQUIRE(wrong_with(n, all_reduce_sum{}, integer_gradient) == 0);
     REQUIRE(wrong_with(n, reduce_scatter_sum{}, integer_gradient) == 0);
     REQUIRE(wrong_with(n, all_to_all_sum<float>{}, integer_gradient) == 0);
   }
