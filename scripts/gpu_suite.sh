@@ -67,7 +67,7 @@ configure "$build" -DPOLYRANK_CUDA=ON -DPOLYRANK_BUILD_BENCHMARKS=ON >"$logs/con
   { tail -20 "$logs/configure"; die "configure failed"; }
 grep 'cuda ' "$logs/configure"
 step build cmake --build "$build" --parallel "$jobs" --target polyrank_gpu_programs train_classifier \
-  retrofit_before_cuda retrofit_after_cuda
+  cpu_adamw_bench retrofit_before_cuda retrofit_after_cuda
 [[ $failed -eq 0 ]] || exit 1
 
 run_tests() {
@@ -189,6 +189,8 @@ measure() {
   if python3 -c 'import torch' 2>/dev/null; then
     step "bench: probe, PyTorch's pinned copies" "$root/tests/bench/probe_peers.py" "$build/bin/polyrank_probe_gpu"
     step "bench: PyTorch FSDP2, offload" python3 "$root/tests/bench/zero_peers.py" --steps 2
+    step "bench: CPU AdamW, PyTorch" python3 "$root/tests/bench/cpu_adamw.py" \
+      --program "$build/bin/cpu_adamw_bench" --parameters 67108864 --repetitions 5
     step "bench: PyTorch kernels" python3 "$root/tests/bench/cuda_peers.py" kernels
     step "bench: PyTorch, the same network" python3 "$root/tests/bench/cuda_peers.py" mlp
   fi

@@ -76,6 +76,7 @@ def main() -> int:
         times = {name: [] for name in steppers}
         for repetition in range(options.repetitions + 1):
             for name, step in steppers.items():
+                time.sleep(0.02)  # threads of the one before look for more work for a while
                 took = step(precision)
                 if repetition > 0:  # the first warms up
                     times[name].append(took)

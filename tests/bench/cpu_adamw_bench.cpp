@@ -56,10 +56,8 @@ class problem {
   void parts(Body body) {
     const mixed_range<adamw, G, V> all{master_.span(), gradient_.span(),
                                        planes_of<adamw>(state_.span()), value_.span()};
-    pool_.run([&](std::size_t part) {
-      const range r = partition_blocks(master_.size(), pool_.size(), part, 64);
-      if (!r.empty()) body(all.part(r.begin, r.end));
-    });
+    pool_.share(master_.size(),
+                [&](std::size_t begin, std::size_t end) { body(all.part(begin, end)); });
   }
   cpu_pool& pool_;
   buffer<float> master_, state_;

@@ -146,6 +146,31 @@ roof measure_roof(cpu_pool& pool, std::pmr::memory_resource& pinned) {
   return r;
 }
 
+/// What the threads alone can do: updates of the shape of a step's, without any transfer.
+void update_alone(cpu_pool& pool) {
+  constexpr std::size_t n = std::size_t{1} << 27;
+  slab_resource slabs;
+  buffer<float> master(n, slabs), state(2 * n, slabs);
+  buffer<bf16> gradient(n, slabs), value(n, slabs);
+  const mixed_range<adamw, bf16, bf16> all{master.span(), gradient.span(),
+                                           planes_of<adamw>(state.span()), value.span()};
+  const adamw::hyper hyper = adamw::at({}, 1, 1);
+  for (const std::size_t buckets : {1, 5}) {
+    const double took = median_of(5, [&] {
+      for (std::size_t b = 0; b < buckets; ++b) {
+        const range r = partition_blocks(n, buckets, b, 64);
+        pool.share(r.size(), [&](std::size_t begin, std::size_t end) {
+          update_mixed(all.part(r.begin + begin, r.begin + end), hyper, 1.0f);
+        });
+      }
+    });
+    std::printf("{\"bench\": \"update alone\", \"buckets\": %zu, \"elements\": %zu, \"ms\": %.1f, "
+                "\"gb_per_s\": %.1f}\n",
+                buckets, n, 1e3 * took, 28 * static_cast<double>(n) / took / 1e9);
+  }
+  std::fflush(stdout);
+}
+
 /// Forty tensors; seconds of a step with bf16 values and gradients.
 template <class Residency>
 double step_of(cuda::communicator& comm, std::size_t parameters, int steps, clip_policy clip,
@@ -206,6 +231,7 @@ int main(int argc, char** argv) {
     }
     cpu_pool pool(static_cast<std::size_t>(launch::usable_cpus()));
     slab_resource slabs(ops::transfers(), &pool);
+    update_alone(pool);
     kept_memory kept(slabs);
     for (const clip_policy clip : policies) {
       const roof r = measure_roof(pool, kept); // each time anew: a virtual machine has neighbours

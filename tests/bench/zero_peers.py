@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """PyTorch FSDP2 with CPU offload: seconds of a training step, beside zero_cuda_bench.
 
-usage: zero_peers.py [--parameters N] [--steps S] [--threads T]
+usage: zero_peers.py [--parameters N] [--steps S] [--threads T] [--seconds L]
 
 Forty linear layers, parameters in fp32 on the host, bf16 in forward and backward
-(MixedPrecisionPolicy), gradients reduced in bf16 and in fp32, fused AdamW on the CPU, with and
-without clipping. A tiny batch: next to nothing is computed. One rank. JSON lines, medians. Exits
-with 77 without PyTorch or a GPU.
+(MixedPrecisionPolicy), gradients reduced in bf16, fused AdamW in fp32 on the CPU, with and without
+clipping. A tiny batch: next to nothing is computed. One rank. JSON lines, medians after a
+first step that does not count; none begins later than L seconds (default 50) after the start. Where
+the time goes is told on stderr. Exits with 77 without PyTorch or a GPU.
 """
 # SPDX-License-Identifier: Apache-2.0
 import argparse
@@ -17,6 +18,7 @@ import statistics
 import sys
 import time
 
+started = time.perf_counter()
 try:
     import torch
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -25,11 +27,16 @@ except ImportError:
     sys.exit(77)
 
 
+def tell(what: str) -> None:
+    print(f"zero_peers: {time.perf_counter() - started:5.1f} s: {what}", file=sys.stderr, flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(usage=__doc__.split("usage: ")[1])
     parser.add_argument("--parameters", type=int, default=1_000_000_000)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seconds", type=float, default=50)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("zero_peers: no GPU here", file=sys.stderr)
@@ -37,7 +44,9 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29555")
-    torch.distributed.init_process_group("nccl", rank=0, world_size=1)
+    # Clipping adds up norms that are on the CPU.
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1)
+    tell("process group")
     width = math.isqrt(options.parameters // 40)
     with torch.device("meta"):
         model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(40)))
@@ -48,6 +57,7 @@ def main() -> int:
     with torch.no_grad():
         for weights in model.parameters():
             weights.fill_(0.5 / width)
+    tell("model in host memory")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     count = sum(p.numel() for p in model.parameters())
     batch = torch.full((8, width), 0.01, device="cuda", dtype=torch.bfloat16)
@@ -55,6 +65,8 @@ def main() -> int:
     for clip in (False, True):
         times, updates = [], []
         for step in range(options.steps + 1):
+            if time.perf_counter() - started > options.seconds and (times or clip):
+                break
             torch.cuda.synchronize()
             start = time.perf_counter()
             model(batch).float().sum().backward()
@@ -66,8 +78,12 @@ def main() -> int:
             updates.append((time.perf_counter() - before_update) * 1e3)
             optimizer.zero_grad()
             times.append((time.perf_counter() - start) * 1e3)
+            tell(f"step {step}, {times[-1]:.0f} ms")
+        if len(times) < 2:
+            tell(f"no time left for steps {'with' if clip else 'without'} clipping")
+            continue
         print(json.dumps({"bench": "fsdp2 cpu offload", "clip": "exact" if clip else "none",
-                          "parameters": count, "threads": options.threads,
+                          "parameters": count, "threads": options.threads, "steps": len(times) - 1,
                           "ms": round(statistics.median(times[1:]), 1),
                           "update_ms": round(statistics.median(updates[1:]), 1),
                           "pytorch": torch.__version__}), flush=True)

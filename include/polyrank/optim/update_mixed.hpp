@@ -96,7 +96,7 @@ struct baseline_lanes {
 /// and a plain store would read each line first. `lanes` elements must be aligned as a whole.
 template <class V>
 [[nodiscard]] bool streams(const V* value, std::size_t count, std::size_t lanes) noexcept {
-  return count * sizeof(V) >= (std::size_t{1} << 17) &&
+  return count * sizeof(V) >= (std::size_t{1} << 16) &&
          reinterpret_cast<std::uintptr_t>(value) % (lanes * sizeof(V)) == 0;
 }
 

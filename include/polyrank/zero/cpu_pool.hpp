@@ -3,6 +3,7 @@
 //
 //     cpu_pool pool(threads_for(usable, cpus_of_host, ranks_of_host));
 //     pool.run([&](std::size_t part) { ... });        // every part in [0, pool.size()); blocks
+//     pool.share(count, [&](std::size_t begin, std::size_t end) { ... });
 //
 // Not OpenMP: a header cannot know how its user's runtime is set up, and Open MPI binds the ranks
 // of a job of two to one core each, where a runtime would start one thread.
@@ -10,9 +11,11 @@
 #pragma once
 
 #include <polyrank/core/error.hpp>
+#include <polyrank/core/partition.hpp>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <thread>
@@ -33,7 +36,7 @@ namespace polyrank {
 class cpu_pool {
  public:
   /// The calling thread of run() is the first of `threads`.
-  explicit cpu_pool(std::size_t threads) {
+  explicit cpu_pool(std::size_t threads) : next_(threads) {
     expects(threads > 0, "cpu_pool: no threads");
     for (std::size_t k = 1; k < threads; ++k) workers_.emplace_back([this, k] { loop(k); });
   }
@@ -63,13 +66,39 @@ class cpu_pool {
       pending_.wait(left, std::memory_order_acquire);
   }
 
+  /// body(begin, end) for pieces of [0, count), cut at cache lines. A thread begins with a part of
+  /// its own, always the same, and then helps the others with theirs: nobody waits long for a
+  /// thread whose CPU had something else to do, such as the trainer's own.
+  template <class Body>
+  void share(std::size_t count, Body&& body) {
+    constexpr std::size_t piece = 1 << 15;
+    const std::size_t n = size();
+    if (n == 1 || count < piece / 2) return body(std::size_t{0}, count);
+    const auto part = [count, n](std::size_t k) { return partition_blocks(count, n, k, 64); };
+    for (std::size_t k = 0; k < n; ++k)
+      next_[k].at.store(part(k).begin, std::memory_order_relaxed);
+    run([&](std::size_t mine) {
+      for (std::size_t k = mine; k < mine + n; ++k) {
+        std::atomic<std::size_t>& next = next_[k % n].at;
+        const std::size_t end = part(k % n).end;
+        for (std::size_t at; (at = next.fetch_add(piece, std::memory_order_relaxed)) < end;)
+          body(at, std::min(at + piece, end));
+      }
+    });
+  }
+
  private:
+  struct alignas(64) place {
+    std::atomic<std::size_t> at{0};
+  };
+
   void start() {
     turn_.fetch_add(1, std::memory_order_release);
     turn_.notify_all();
   }
   void loop(std::size_t part) {
     for (std::uint32_t seen = 0;; ++seen) {
+      look_for(seen);
       turn_.wait(seen, std::memory_order_acquire);
       static_cast<void>(turn_.load(std::memory_order_acquire));
       if (job_ == nullptr) return;
@@ -78,10 +107,19 @@ class cpu_pool {
     }
   }
 
+  /// Buckets follow each other closely, and to be woken takes as long as the pause between them.
+  void look_for(std::uint32_t seen) const {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(100);
+    while (turn_.load(std::memory_order_relaxed) == seen &&
+           std::chrono::steady_clock::now() < until)
+      std::this_thread::yield();
+  }
+
   void (*job_)(void*, std::size_t) = nullptr;
   void* context_ = nullptr;
   std::atomic<std::uint32_t> turn_{0};
   std::atomic<int> pending_{0}; // an int is what the kernel can wait for
+  std::vector<place> next_;     // by part: the first element that nobody has taken
   std::vector<std::thread> workers_;
 };
 

@@ -93,7 +93,7 @@ class host_state {
     Backend::template copy<V>(values, here.value, down_);
     zero_ops<Backend>::on_cpu(
         [this, here] {
-          run_parts(here.master.size(), [&](std::size_t begin, std::size_t end) {
+          pool_.share(here.master.size(), [&](std::size_t begin, std::size_t end) {
             for (std::size_t i = begin; i < end; ++i)
               here.master[i] = static_cast<float>(here.value[i]);
             for (const auto& plane : here.state)
@@ -146,7 +146,7 @@ class host_state {
         [this, p = &s.data, options, control, level = best_simd()] {
           const step_numbers<O> n = resolve<O>(control, options);
           if (n.skip) return;
-          run_parts(p->data.master.size(), [&](std::size_t begin, std::size_t end) {
+          pool_.share(p->data.master.size(), [&](std::size_t begin, std::size_t end) {
             update_piece<O, transfer, V>({p->data.part(begin, end), p->logical + begin}, n,
                                          control.stochastic_seed, level);
           });
@@ -180,17 +180,6 @@ class host_state {
   };
 
   static std::ptrdiff_t offset(std::size_t i) noexcept { return static_cast<std::ptrdiff_t>(i); }
-
-  /// Cuts [0, count) at cache lines, one part a thread; always the same part on the same thread.
-  template <class Body>
-  void run_parts(std::size_t count, Body body) {
-    const std::size_t n = pool_.size();
-    if (n == 1 || count < 16384) return body(std::size_t{0}, count);
-    pool_.run([&](std::size_t part) {
-      const range r = partition_blocks(count, n, part, 64);
-      if (!r.empty()) body(r.begin, r.end);
-    });
-  }
 
   cpu_pool pool_;
   slab_resource slabs_;
