@@ -146,12 +146,12 @@ TEST_CASE("host limits: control group and locked memory are named", "[plan]") {
                       .cgroup_used = 20u << 20,
                       .memlock = 8u << 20};
   REQUIRE(l.free() == 30u << 20);
-  REQUIRE(why_not(10u << 20, 3, l, false).empty());
-  const std::string group = why_not(11u << 20, 3, l, false);
+  REQUIRE(why_not(10u << 20, 3, l).empty());
+  const std::string group = why_not(11u << 20, 3, l);
   REQUIRE(group.find("3 ranks of this host need 11 MiB each") != std::string::npos);
   REQUIRE(group.find("control group") != std::string::npos);
-  REQUIRE(why_not(10u << 20, 1, l, true).find("ulimit -l") != std::string::npos);
-  REQUIRE(why_not(8u << 20, 1, l, true).empty());
+  REQUIRE(about_memlock(8u << 20, l).empty());
+  REQUIRE(about_memlock((8u << 20) + 1, l).find("`ulimit -l` is 8 MiB") == 0);
   REQUIRE(read_host_limits().free() > 0);
 }
 
@@ -162,7 +162,7 @@ TEST_CASE("offload that a host cannot hold is refused on every rank, before memo
     std::vector<std::string> warnings;
     const std::size_t bytes = comm.rank() == 1 ? std::size_t{1} << 60 : 1;
     try {
-      static_cast<void>(set_up_offload(comm.control(), bytes, false, 0, warnings));
+      static_cast<void>(set_up_offload(comm.control(), bytes, 0, warnings));
     } catch (const usage_error& e) {
       const std::string text = e.what();
       refused += text.find("offload: rank 1: 2 ranks of this host need") != std::string::npos &&

@@ -5,6 +5,7 @@
 #include "zero/zero_cases.hpp"
 
 #include <polyrank/host/loopback.hpp>
+#include <polyrank/optim/lion.hpp>
 #include <polyrank/optim/sgd.hpp>
 
 #include <atomic>
@@ -38,13 +39,15 @@ Residency residency() {
     return {};
 }
 
-/// Two steps in fp32 with exact sums; elements that differ from the serial run, over all ranks.
-template <class Residency>
+/// Two steps in fp32 with exact sums; elements that differ from the serial run, over all ranks, and
+/// how often memory was taken after the construction.
+template <class Residency, class O = adamw>
 std::size_t wrong_with(int n, std::size_t micros, sharded_options o,
                        Residency home = residency<Residency>(),
-                       const std::vector<std::size_t>& counts = zero_counts) {
+                       const std::vector<std::size_t>& counts = zero_counts,
+                       const typename O::options& hyper = {.lr = 0.01}) {
   const std::size_t blocks = static_cast<std::size_t>(n) * micros;
-  const auto expected = serial<adamw>(counts, rates, 2, blocks, o.max_norm, gradient_at);
+  const auto expected = serial<O>(counts, hyper, 2, blocks, o.max_norm, gradient_at);
   std::atomic<std::size_t> bad{0};
   o.microbatches = o.blocks > 0 ? 1 : micros;
   run(n, [&](loop_comm& comm) {
@@ -52,12 +55,13 @@ std::size_t wrong_with(int n, std::size_t micros, sharded_options o,
     sharded_options mine = o;
     mine.memory = &memory;
     stream s;
-    sharded_optimizer<adamw, loop_comm, float, float, Residency> opt(
-        comm, parameters_of<float>(counts), rates, mine, home);
+    sharded_optimizer<O, loop_comm, float, float, Residency> opt(comm, parameters_of<float>(counts),
+                                                                 hyper, mine, home);
+    const std::size_t taken = memory.taken;
     start(opt, s, comm.rank());
     for (int step = 0; step < 2; ++step) train_step(opt, s, comm.rank(), micros, gradient_at);
     opt.synchronize();
-    bad += wrong(opt, expected);
+    bad += wrong(opt, expected) + memory.taken - taken;
   });
   return bad;
 }
@@ -96,6 +100,114 @@ TEST_CASE("sharded: bucket sizes, a part on the host, clipping do not change exa
       REQUIRE(wrong_with<on_host>(
                   2, 1, {.stage = stage, .bucket_bytes = bucket, .clip = clip_policy::none}) == 0);
     }
+}
+
+TEST_CASE("random models: every optimizer is its formula, whatever sizes, ranks and buckets",
+          "[zero]") {
+  for (std::uint64_t seed = 0; seed < 18; ++seed) {
+    std::uint64_t state = seed;
+    const auto below = [&state](std::uint64_t n) {
+      return static_cast<std::size_t>(mix(++state * 77 + 5) % n);
+    };
+    constexpr std::size_t special[] = {0, 1, 2, 3, 997, 4095, 4096, 4097, 8191};
+    std::vector<std::size_t> counts;
+    for (std::size_t k = 1 + below(7); k > 0; --k)
+      counts.push_back(below(2) == 0 ? special[below(9)] : below(6000));
+    const int n = 1 + static_cast<int>(below(9));
+    const std::size_t micros = 1 + below(3);
+    const sharded_options o{
+        .stage = below(3), .bucket_bytes = 1 + below(40000), .tail_bytes = 1 + below(9000)};
+    const on_host home{.fraction = 0.01 + 0.01 * static_cast<double>(below(100)), .threads = 2};
+    INFO("seed " << seed << ", ranks " << n << ", microbatches " << micros << ", stage "
+                 << o.stage);
+    const auto check = [&]<class O>(const typename O::options& hyper) {
+      if (seed / 3 % 2 == 0)
+        REQUIRE(wrong_with<on_device, O>(n, micros, o, {}, counts, hyper) == 0);
+      else
+        REQUIRE(wrong_with<on_host, O>(n, micros, o, home, counts, hyper) == 0);
+    };
+    if (seed % 3 == 0) check.operator()<adamw>({.lr = 0.01, .weight_decay = 0.2});
+    if (seed % 3 == 1) check.operator()<sgd>({.lr = 0.01, .momentum = 0.5, .nesterov = true});
+    if (seed % 3 == 2) check.operator()<lion>({.lr = 0.01, .weight_decay = 0.1});
+  }
+}
+
+TEST_CASE("parameter groups: options of their own, with the bits of one rank", "[zero][groups]") {
+  parameter_groups<adamw> groups(names_of(parameters_of<float>(zero_counts)), rates);
+  groups.split("bare", {.lr = 0.02, .weight_decay = 0}, names_with{{"2", "5", "9"}});
+  groups.split("slow", {.lr = 0.001, .beta1 = 0.8, .beta2 = 0.95}, names_with{{"7", "8"}});
+  for (const int n : {1, 2, 3, 8}) {
+    const auto expected =
+        serial<adamw>(zero_counts, groups, 2, static_cast<std::size_t>(n), 0, gradient_at);
+    const auto train = [&]<class V, class Residency>(std::size_t stage, V, Residency home) {
+      auto rounded = expected;
+      for (auto& tensor : rounded)
+        for (float& x : tensor) x = static_cast<float>(static_cast<V>(x));
+      std::atomic<std::size_t> bad{0};
+      run(n, [&](loop_comm& comm) {
+        poisoned memory;
+        stream s;
+        sharded_optimizer<adamw, loop_comm, V, V, Residency> opt(
+            comm, parameters_of<V>(zero_counts), groups,
+            {.stage = stage, .bucket_bytes = 40000, .memory = &memory}, home);
+        start(opt, s, comm.rank());
+        for (int step = 0; step < 2; ++step) train_step(opt, s, comm.rank(), 1, gradient_at);
+        opt.synchronize();
+        bad += wrong(opt, rounded);
+        if constexpr (std::is_same_v<Residency, on_device>)
+          bad += memory.bytes == opt.plan().device_bytes() ? 0 : 1;
+      });
+      INFO("ranks " << n << ", stage " << stage);
+      REQUIRE(bad == 0);
+    };
+    for (const std::size_t stage : {0, 1, 2}) {
+      train(stage, 0.0f, on_device{});
+      train(stage, bf16{}, on_device{});
+      train(stage, 0.0f, on_host{.fraction = 0.6, .threads = 2});
+      train(stage, bf16{}, on_host{.threads = 1});
+    }
+  }
+}
+
+TEST_CASE("ranks with other groups, or without memory, are named on all of them", "[zero]") {
+  class refusing final : public std::pmr::memory_resource {
+    void* do_allocate(std::size_t n, std::size_t) override {
+      throw out_of_memory("page-locked memory", n, 0);
+    }
+    void do_deallocate(void*, std::size_t, std::size_t) override {}
+    [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override {
+      return this == &other;
+    }
+  };
+  const auto some = parameters_of<float>({10, 20});
+  run(3, [&](loop_comm& comm) {
+    parameter_groups<sgd> groups({"p0", "p1"}, {.lr = 1});
+    groups.split("slow", {.lr = 0.1}, names_with{{comm.rank() == 2 ? "p0" : "p1"}});
+    std::string refusal;
+    try {
+      sharded_optimizer<sgd, loop_comm> opt(comm, some, groups);
+    } catch (const mismatch_error& e) {
+      refusal = e.what();
+    }
+    RANK_REQUIRE(refusal == "the ranks have different models: rank 0 has parameter 'p0' of 10 in "
+                            "group 'rest', rank 2 has parameter 'p0' of 10 in group 'slow'");
+    refusal.clear();
+    refusing none;
+    try {
+      sharded_optimizer<sgd, loop_comm, float, float, on_host> opt(
+          comm, some, sgd::options{}, {.stage = 0},
+          {.threads = 1, .memory = comm.rank() == 1 ? &none : nullptr});
+    } catch (const out_of_memory& e) {
+      refusal = e.what();
+    }
+    RANK_REQUIRE(refusal == "offload: rank 1: out of memory: page-locked memory asked for 128 "
+                            "bytes, 0 are free");
+  });
+  run(1, [&](loop_comm& comm) {
+    REQUIRE_THROWS_WITH(
+        (sharded_optimizer<sgd, loop_comm>(comm, some, parameter_groups<sgd>({"a", "b"}, {}))),
+        "sharded_optimizer: the parameter groups have other names than the parameters");
+  });
 }
 
 TEST_CASE("deterministic: equal bits for stages 0 to 2, 1 to 8 ranks, on device and on host",

@@ -9,6 +9,7 @@
 #include <polyrank/host/backend.hpp>
 #include <polyrank/optim/adamw.hpp>
 #include <polyrank/optim/apply.hpp>
+#include <polyrank/optim/parameter_groups.hpp>
 #include <polyrank/zero/sharded_optimizer.hpp>
 
 #include <cmath>
@@ -92,7 +93,7 @@ std::uint64_t digest(const Optimizer& opt) {
 /// The same training on one rank, by apply() alone.
 template <class O, class Write>
 std::vector<std::vector<float>> serial(const std::vector<std::size_t>& counts,
-                                       const typename O::options& options, std::size_t steps,
+                                       parameter_groups<O> groups, std::size_t steps,
                                        std::size_t blocks, float max_norm, Write write) {
   std::vector<std::vector<float>> values, state;
   for (std::size_t i = 0; i < counts.size(); ++i) {
@@ -112,10 +113,18 @@ std::vector<std::vector<float>> serial(const std::vector<std::size_t>& counts,
     }
     step_record r;
     conclude(r, squares, {.mean = 1.0f / static_cast<float>(blocks), .max_norm = max_norm});
+    groups.at(step);
     for (std::size_t i = 0; i < counts.size(); ++i)
-      apply<O>(values[i], sums[i], planes_of<O>(state[i]), O::at(options, step), r.factor);
+      apply<O>(values[i], sums[i], planes_of<O>(state[i]), groups[i], r.factor);
   }
   return values;
+}
+template <class O, class Write>
+std::vector<std::vector<float>> serial(const std::vector<std::size_t>& counts,
+                                       const typename O::options& options, std::size_t steps,
+                                       std::size_t blocks, float max_norm, Write write) {
+  return serial<O>(counts, parameter_groups<O>(names_of(parameters_of<float>(counts)), options),
+                   steps, blocks, max_norm, write);
 }
 
 /// Elements whose bits differ from `expected`.

@@ -149,12 +149,14 @@ int run_memory(const memory_flags& f) {
     }
     if (f.offload == "host") {
       const std::size_t per_host = std::min(f.ranks, f.ranks_per_host);
-      const std::string problem =
-          why_not(exact[2].host(), per_host, read_host_limits(), /*locked*/ true);
+      const host_limits here = read_host_limits();
+      const std::string problem = why_not(exact[2].host(), per_host, here);
+      const std::string locked = about_memlock(exact[2].host(), here);
       std::printf(
-          "\nHost memory at stage 2, %zu rank%s a host: %.1f GB a host. On this machine: %s\n",
+          "\nHost memory at stage 2, %zu rank%s a host: %.1f GB a host. On this machine: %s%s%s\n",
           per_host, per_host == 1 ? "" : "s", gb(exact[2].host()) * static_cast<double>(per_host),
-          problem.empty() ? "it can be had" : problem.c_str());
+          problem.empty() ? "it can be had" : problem.c_str(),
+          locked.empty() ? "" : "; page-locked: ", locked.c_str());
     }
   } else {
     std::printf("%.1f %.1f %.1f %.1f\n", paper[0] / 1e9, paper[1] / 1e9, paper[2] / 1e9,

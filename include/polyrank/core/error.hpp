@@ -104,6 +104,10 @@ class out_of_memory : public error {
                           bytes_free, " are free"),
               site),
         bytes_asked_(bytes_asked) {}
+  /// With a text that says all, such as that of another rank.
+  out_of_memory(const std::string& text, std::size_t bytes_asked,
+                call_site site = call_site::here())
+      : error(text, site), bytes_asked_(bytes_asked) {}
   [[nodiscard]] std::size_t bytes_asked() const noexcept { return bytes_asked_; }
 
  private:

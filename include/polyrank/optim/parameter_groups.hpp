@@ -10,8 +10,8 @@
 //     }
 //
 // On a device a group is one cuda::optimizer over the tensors of group.parameters, and one launch a
-// step with group.numbers. State and formula are those of the optimizer: groups change numbers
-// only.
+// step with group.numbers; a sharded_optimizer takes the groups in the place of options. State and
+// formula are those of the optimizer: groups change numbers only.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -83,9 +83,14 @@ class parameter_groups {
 
   /// The numbers for parameter `i`.
   [[nodiscard]] const typename O::hyper& operator[](std::size_t i) const {
-    expects(i < names_.size(), "parameter_groups: parameter ", i, " of ", names_.size());
-    return groups_[group_of_[i]].numbers;
+    return groups_[group_of(i)].numbers;
   }
+  /// Which of groups() has parameter `i`.
+  [[nodiscard]] std::size_t group_of(std::size_t i) const {
+    expects(i < names_.size(), "parameter_groups: parameter ", i, " of ", names_.size());
+    return group_of_[i];
+  }
+  [[nodiscard]] const std::vector<std::string>& names() const noexcept { return names_; }
 
   /// The rest first (it may be empty), then in the order of split().
   [[nodiscard]] const std::vector<group>& groups() const noexcept { return groups_; }

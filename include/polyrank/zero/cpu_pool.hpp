@@ -75,8 +75,7 @@ class cpu_pool {
     const std::size_t n = size();
     if (n == 1 || count < piece / 2) return body(std::size_t{0}, count);
     const auto part = [count, n](std::size_t k) { return partition_blocks(count, n, k, 64); };
-    for (std::size_t k = 0; k < n; ++k)
-      next_[k].at.store(part(k).begin, std::memory_order_relaxed);
+    for (std::size_t k = 0; k < n; ++k) next_[k].at.store(part(k).begin, std::memory_order_relaxed);
     run([&](std::size_t mine) {
       for (std::size_t k = mine; k < mine + n; ++k) {
         std::atomic<std::size_t>& next = next_[k % n].at;

@@ -149,10 +149,12 @@ struct zero_ops<cuda::backend> {
     const cudaError_t code = cudaHostRegister(p, bytes, cudaHostRegisterPortable);
     if (code == cudaSuccess) return;
     static_cast<void>(cudaGetLastError());
+    const host_limits here = read_host_limits();
+    const std::string limit = about_memlock(bytes, here);
     throw out_of_memory(
-        polyrank::detail::cat("cudaHostRegister (page-locked memory; see `ulimit -l`): ",
-                              cudaGetErrorString(code)),
-        bytes, read_host_limits().free());
+        polyrank::detail::cat("page-locked memory (cudaHostRegister: ", cudaGetErrorString(code),
+                              limit.empty() ? "" : "; ", limit, ")"),
+        bytes, here.free());
   }
   static void unpin(void* p, std::size_t) { static_cast<void>(cudaHostUnregister(p)); }
 };

@@ -1,9 +1,12 @@
-// How much host memory a process may take, and lock: what the machine, the control group and the
-// shell's limits leave. Reading is separate from judging, so the judgement can be tested.
+// How much host memory a process may take: what the machine and the control group leave. Reading is
+// separate from judging, so the judgement can be tested.
 //
 //     const host_limits here = read_host_limits();
-//     const std::string problem = why_not(bytes, ranks_of_host, here, /*locked*/ true);
+//     const std::string problem = why_not(bytes, ranks_of_host, here);
 //
+// The limit on locked memory (`ulimit -l`) does not judge beforehand: CUDA's driver pins pages
+// without counting them against it (os_lock_user_pages in NVIDIA's open-gpu-kernel-modules). If one
+// does refuse, its error says what the limit is: about_memlock().
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -84,23 +87,32 @@ struct host_limits {
   return l;
 }
 
+/// Rounded up.
+[[nodiscard]] inline std::string in_mib(std::size_t bytes) {
+  return detail::cat((bytes >> 20) + (bytes % (1u << 20) != 0 ? 1 : 0), " MiB");
+}
+
 /// Why each of `ranks` ranks of a host cannot have `bytes` bytes; empty if they can.
-[[nodiscard]] inline std::string why_not(std::size_t bytes, std::size_t ranks, const host_limits& l,
-                                         bool locked) {
-  const auto mib = [](std::size_t b) { return detail::cat((b + (1u << 20) - 1) >> 20, " MiB"); };
-  if (bytes > host_limits::none / ranks || bytes * ranks > l.free())
-    return detail::cat(ranks, ranks == 1 ? " rank needs " : " ranks of this host need ", mib(bytes),
-                       ranks == 1 ? "" : " each", " of host memory, but only ", mib(l.free()),
-                       l.cgroup_limit != host_limits::none && l.free() < l.available
-                           ? " are left by the control group's limit"
-                           : " are free",
-                       "; lower the fraction, use fewer ranks per host, or raise the limit");
-  if (locked && bytes > l.memlock)
-    return detail::cat(mib(bytes), " of page-locked memory are needed, but the limit is ",
-                       mib(l.memlock),
-                       "; raise it with `ulimit -l unlimited` (or LimitMEMLOCK of "
-                       "the service, or the container's --ulimit memlock=-1)");
-  return {};
+[[nodiscard]] inline std::string why_not(std::size_t bytes, std::size_t ranks,
+                                         const host_limits& l) {
+  if (bytes <= host_limits::none / ranks && bytes * ranks <= l.free()) return {};
+  return detail::cat(ranks, ranks == 1 ? " rank needs " : " ranks of this host need ",
+                     in_mib(bytes), ranks == 1 ? "" : " each", " of host memory, but only ",
+                     in_mib(l.free()),
+                     l.cgroup_limit != host_limits::none && l.free() < l.available
+                         ? " are left by the control group's limit"
+                         : " are free",
+                     "; lower the fraction, use fewer ranks per host, or raise the limit");
+}
+
+/// What the limit on locked memory means for `bytes` of it; empty where it allows them.
+[[nodiscard]] inline std::string about_memlock(std::size_t bytes, const host_limits& l) {
+  if (bytes <= l.memlock) return {};
+  return detail::cat(
+      "`ulimit -l` is ", in_mib(l.memlock),
+      ", which CUDA's driver usually does not count against; if yours does, raise it "
+      "(`ulimit -l unlimited`, LimitMEMLOCK of the service, or the container's "
+      "--ulimit memlock=-1)");
 }
 
 } // namespace polyrank

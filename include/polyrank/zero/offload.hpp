@@ -12,6 +12,7 @@
 #pragma once
 
 #include <polyrank/backend/buffer.hpp>
+#include <polyrank/optim/parameter_groups.hpp>
 #include <polyrank/zero/cpu_pool.hpp>
 #include <polyrank/zero/ops.hpp>
 #include <polyrank/zero/shard_layout.hpp>
@@ -28,6 +29,28 @@
 
 namespace polyrank {
 
+/// Elements of a shard whose parameters are in one group.
+struct group_run {
+  std::size_t group = 0;
+  range elements{};
+};
+
+/// Where elements of a shard go to on the device.
+template <element V>
+struct upload {
+  std::size_t at = 0; ///< of the shard's elements
+  std::span<V> to;
+};
+/// Adds one that may go on where the last one ends.
+template <element V>
+void add(std::vector<upload<V>>& all, const upload<V>& next) {
+  if (!all.empty() && all.back().at + all.back().to.size() == next.at &&
+      all.back().to.data() + all.back().to.size() == next.to.data())
+    all.back().to = {all.back().to.data(), all.back().to.size() + next.to.size()};
+  else
+    all.push_back(next);
+}
+
 template <class Backend, elementwise_optimizer O, element V, element G>
 class host_state {
  public:
@@ -37,12 +60,14 @@ class host_state {
   using transfer = std::conditional_t<std::is_same_v<G, bf16>, bf16, float>;
 
   /// `memory` is the host's (null: slabs of our own), `backend_memory` the backend's; `make_stream`
-  /// is called for the three streams.
+  /// is called for the three streams. `groups` must outlive this.
   template <class MakeStream>
-  host_state(const shard_layout& l, const zero_memory& m, int rank, std::size_t threads,
+  host_state(const shard_layout& l, const zero_memory& m, int rank,
+             const parameter_groups<O>& groups, std::size_t threads,
              std::pmr::memory_resource* memory, std::pmr::memory_resource& backend_memory,
              MakeStream make_stream)
-      : pool_(threads), slabs_(zero_ops<Backend>::transfers(), &pool_),
+      : groups_(&groups), numbers_(groups.groups().size()), pool_(threads),
+        slabs_(zero_ops<Backend>::transfers(), &pool_),
         masters_(m.host_masters, memory != nullptr ? *memory : slabs_),
         state_(m.host_state, memory != nullptr ? *memory : slabs_),
         gradients_(m.host_gradients, memory != nullptr ? *memory : slabs_),
@@ -135,20 +160,24 @@ class host_state {
     record_landed_.record(down_);
   }
 
-  /// Updates bucket b when its gradient (and, for policies that read it, the record) has landed.
-  void update(std::size_t b, const typename O::options& options, update_control control) {
+  /// Updates bucket b, which consists of `runs` (they must live until then), when its gradient
+  /// (and, for policies that read it, the record) has landed.
+  void update(std::size_t b, std::span<const group_run> runs, update_control control) {
     state& s = buckets_[b];
     cpu_.wait(s.landed);
     if (control.policy != clip_policy::none) cpu_.wait(record_landed_);
     cpu_.wait(s.sent); // of the step before, which reads where this is written
     control.record = record_.data();
     zero_ops<Backend>::on_cpu(
-        [this, p = &s.data, options, control, level = best_simd()] {
-          const step_numbers<O> n = resolve<O>(control, options);
-          if (n.skip) return;
+        [this, p = &s.data, runs, control, level = best_simd()] {
+          for (std::size_t g = 0; g < numbers_.size(); ++g)
+            numbers_[g] = resolve<O>(control, groups_->groups()[g].settings);
+          if (numbers_.front().skip) return;
           pool_.share(p->data.master.size(), [&](std::size_t begin, std::size_t end) {
-            update_piece<O, transfer, V>({p->data.part(begin, end), p->logical + begin}, n,
-                                         control.stochastic_seed, level);
+            for (const group_run& run : runs)
+              if (const range r = intersect(run.elements, {begin, end}); !r.empty())
+                update_piece<O, transfer, V>({p->data.part(r.begin, r.end), p->logical + r.begin},
+                                             numbers_[run.group], control.stochastic_seed, level);
           });
         },
         cpu_);
@@ -181,6 +210,8 @@ class host_state {
 
   static std::ptrdiff_t offset(std::size_t i) noexcept { return static_cast<std::ptrdiff_t>(i); }
 
+  const parameter_groups<O>* groups_;
+  std::vector<step_numbers<O>> numbers_; // by group; of the update that runs
   cpu_pool pool_;
   slab_resource slabs_;
   buffer<float> masters_, state_;

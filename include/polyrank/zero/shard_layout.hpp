@@ -159,6 +159,12 @@ class shard_layout {
     return all;
   }
 
+  /// Where a fragment of `rank` begins in the rank's shard of its bucket.
+  [[nodiscard]] std::size_t in_shard(const fragment& f, int rank) const {
+    const shard_bucket& b = buckets_[slots_[f.parameter].bucket];
+    return slots_[f.parameter].arena_offset - b.base + f.offset - b.shard(rank).begin;
+  }
+
   /// Lines that must be equal on all ranks.
   [[nodiscard]] std::string describe() const {
     std::string text;

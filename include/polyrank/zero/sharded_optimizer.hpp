@@ -23,6 +23,9 @@
 // folded as in deterministic mode (data_parallel/reduce_policy.hpp), the same for all stages: bits
 // do not depend on stage, number of ranks or residency, as long as values and gradients are fp32.
 //
+// Options may differ between groups of parameters: pass parameter_groups<O> (optim/
+// parameter_groups.hpp) in the place of O's options. Stages too: options.placements.
+//
 // Types: O the optimizer, V of the values, G of the gradients, Residency on_device or on_host.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -30,6 +33,7 @@
 #include <polyrank/backend/agree.hpp>
 #include <polyrank/backend/buffer.hpp>
 #include <polyrank/data_parallel/parameter.hpp>
+#include <polyrank/optim/parameter_groups.hpp>
 #include <polyrank/zero/gather_values.hpp>
 #include <polyrank/zero/grad_shards.hpp>
 #include <polyrank/zero/model_text.hpp>
@@ -71,15 +75,21 @@ class sharded_optimizer {
   /// others are put into one arena, see value(i). Gradient pointers are adopted at stages 0 and 1.
   /// @throws usage_error (options), mismatch_error, out_of_memory; host memory is judged together
   /// @collective
-  sharded_optimizer(Comm& comm, std::vector<parameter<G, V>> parameters, typename O::options hyper,
-                    sharded_options o = {}, Residency home = {}, Comm* across = nullptr)
-      : comm_(&comm), across_(across), parameters_(std::move(parameters)), hyper_(hyper),
-        options_(o), layout_(make_layout()), plan_(make_plan(home)),
+  sharded_optimizer(Comm& comm, const std::vector<parameter<G, V>>& parameters,
+                    const typename O::options& for_all, const sharded_options& o = {},
+                    Residency home = {}, Comm* across = nullptr)
+      : sharded_optimizer(comm, parameters, parameter_groups<O>(names_of(parameters), for_all), o,
+                          home, across) {}
+  /// The same with options by group; the groups have the parameters' names, in their order.
+  sharded_optimizer(Comm& comm, std::vector<parameter<G, V>> parameters, parameter_groups<O> groups,
+                    const sharded_options& o = {}, Residency home = {}, Comm* across = nullptr)
+      : comm_(&comm), across_(across), parameters_(std::move(parameters)),
+        groups_(std::move(groups)), options_(o), layout_(make_layout()), plan_(make_plan(home)),
         grads_(comm, across, parameters_, layout_, plan_, memory()),
         values_(plan_.values, memory()), masters_(plan_.device_masters, memory()),
         state_(plan_.device_state, memory()), blocks_(plan_.blocks, memory()),
-        control_(1, memory()), bad_(plan_.counters, memory()), buckets_(layout_.buckets().size()),
-        work_(comm.make_stream()) {
+        control_(plan_.shape.groups, memory()), bad_(plan_.counters, memory()),
+        buckets_(layout_.buckets().size()), work_(comm.make_stream()) {
     agree_on_model();
     place_values();
     place_pieces();
@@ -130,8 +140,9 @@ class sharded_optimizer {
                                       record_bytes(), work_);
     if constexpr (keeps_masters)
       for (const auto& b : buckets_)
-        for (const auto& p : b.pieces)
-          backend::template cast<float, V>(p.data.value, p.data.master, work_);
+        for (const auto& of_group : b.pieces)
+          for (const auto& p : of_group)
+            backend::template cast<float, V>(p.data.value, p.data.master, work_);
     if constexpr (offloads)
       for (std::size_t b = 0; b < buckets_.size(); ++b)
         for (const auto& [at, to] : buckets_[b].uploads) host_->load(b, to, at);
@@ -204,14 +215,15 @@ class sharded_optimizer {
     const update_control control = control_of(policy);
     if (policy == clip_policy::exact) conclude();
     work_.wait(trained_);
-    ops::template prepare<O>(numbers(), hyper_, control, work_);
+    for (std::size_t g = 0; g < plan_.shape.groups; ++g)
+      ops::template prepare<O>(numbers(g), groups_.groups()[g].settings, control, work_);
     if constexpr (offloads) host_->allow_up(trained_);
     // Forward reads the bucket first that backward finished last.
     for (std::size_t b = buckets_.size(); b-- > 0;) {
-      if (!on_host_now(b))
-        ops::template update<O, V>(buckets_[b].pieces, numbers(), options_.stochastic_seed, work_);
-      else if (policy == clip_policy::exact)
-        update_on_host(b, control);
+      if (on_host_now(b) && policy == clip_policy::exact) update_on_host(b, control);
+      for (std::size_t g = 0; g < plan_.shape.groups; ++g)
+        if (const auto& pieces = buckets_[b].pieces[g]; !pieces.empty())
+          ops::template update<O, V>(pieces, numbers(g), options_.stochastic_seed, work_);
       send_up(b);
     }
     for (std::size_t b = buckets_.size(); b-- > 0;) gather(b);
@@ -256,11 +268,7 @@ class sharded_optimizer {
     std::string mine;
     for (std::size_t i = 0; i < counts.size(); ++i)
       if (counts[i] != 0) mine += detail::cat(mine.empty() ? "'" : ", '", parameters_[i].name, "'");
-    std::string text;
-    const std::vector<std::string> all = comm_->control().all_gather(mine);
-    for (std::size_t r = 0; r < all.size(); ++r)
-      if (!all[r].empty()) text += detail::cat(text.empty() ? "rank " : "; rank ", r, ": ", all[r]);
-    return text;
+    return by_rank(comm_->control().all_gather(mine));
   }
 
   [[nodiscard]] const shard_layout& layout() const noexcept { return layout_; }
@@ -292,8 +300,7 @@ class sharded_optimizer {
   void for_each_fragment(Visit visit) const {
     for (const fragment& f : layout_.fragments(comm_->rank())) {
       const std::size_t b = layout_.slots()[f.parameter].bucket;
-      const std::size_t at = layout_.slots()[f.parameter].arena_offset - layout_.buckets()[b].base +
-                             f.offset - layout_.buckets()[b].shard(comm_->rank()).begin;
+      const std::size_t at = layout_.in_shard(f, comm_->rank());
       shard_state s;
       if constexpr (offloads)
         if (on_host_now(b)) {
@@ -318,8 +325,9 @@ class sharded_optimizer {
 
  private:
   struct state {
-    std::vector<shard_piece<O, float, V>> pieces;              // of this rank, on the device
-    std::vector<std::pair<std::size_t, std::span<V>>> uploads; // from the shard to values
+    std::vector<std::vector<shard_piece<O, float, V>>> pieces; // of this rank, on the device
+    std::vector<group_run> runs;                               // of its shard in host memory
+    std::vector<upload<V>> uploads;
     event updated, gathered;
   };
 
@@ -331,8 +339,8 @@ class sharded_optimizer {
   }
   /// In backend memory.
   [[nodiscard]] step_record* device_record() const noexcept { return &control_.data()->record; }
-  [[nodiscard]] step_numbers<O>* numbers() const noexcept {
-    return control_block::numbers_of<O>(control_.data());
+  [[nodiscard]] step_numbers<O>* numbers(std::size_t group) const noexcept {
+    return control_block::numbers_of<O>(control_.data() + group);
   }
   void forget_bad() {
     const std::vector<std::uint32_t> none(bad_.size());
@@ -356,6 +364,8 @@ class sharded_optimizer {
 
   [[nodiscard]] shard_layout make_layout() const {
     options_.check(dtype_of<V>, across_ != nullptr);
+    expects(groups_.names() == names_of(parameters_),
+            "sharded_optimizer: the parameter groups have other names than the parameters");
     std::vector<std::size_t> counts;
     for (const auto& p : parameters_) counts.push_back(p.count);
     return shard_layout::make(counts, comm_->size(), sizeof(G),
@@ -375,7 +385,8 @@ class sharded_optimizer {
                  .adopts_gradients = adopts([](const auto& p) { return p.gradient != nullptr; }),
                  .offload = offloads,
                  .on_device = backend::on_device,
-                 .counts_bad = options_.count_bad_gradients};
+                 .counts_bad = options_.count_bad_gradients,
+                 .groups = groups_.groups().size()};
     if (options_.blocks > 0)
       s.blocks_per_rank = deterministic{options_.blocks}.blocks_per_rank(comm_->size());
     if constexpr (offloads) {
@@ -388,7 +399,7 @@ class sharded_optimizer {
 
   void agree_on_model() {
     agree(comm_->control(), "the ranks have different models",
-          describe_model(parameters_, options_) + layout_.describe());
+          describe_model(parameters_, groups_, options_) + layout_.describe());
     if (std::is_same_v<G, fp16> && !options_.scaler.enabled)
       warnings_.push_back("gradients are fp16, but the loss scaler is off: small gradients become "
                           "zero; set options.scaler.enabled (bf16 needs none)");
@@ -415,20 +426,18 @@ class sharded_optimizer {
   /// What this rank updates, as pieces that are contiguous everywhere.
   void place_pieces() {
     const state_planes<O> planes = planes_of<O>(state_.span());
+    for (state& b : buckets_) b.pieces.resize(groups_.groups().size());
     for (const fragment& f : layout_.fragments(comm_->rank())) {
       const slot& where = layout_.slots()[f.parameter];
-      const shard_bucket& bucket = layout_.buckets()[where.bucket];
-      const std::size_t at = where.arena_offset - bucket.base + f.offset -
-                             bucket.shard(comm_->rank()).begin; // in the shard
+      const std::size_t at = layout_.in_shard(f, comm_->rank());
       const std::span<V> value(parameters_[f.parameter].value + f.offset, f.count);
+      const std::size_t group = groups_.group_of(f.parameter);
+      state& mine = buckets_[where.bucket];
       if (on_host_now(where.bucket)) {
-        auto& uploads = buckets_[where.bucket].uploads;
-        if (!uploads.empty() && uploads.back().first + uploads.back().second.size() == at &&
-            uploads.back().second.data() + uploads.back().second.size() == value.data())
-          uploads.back().second = {uploads.back().second.data(),
-                                   uploads.back().second.size() + value.size()};
-        else
-          uploads.emplace_back(at, value);
+        if (mine.runs.empty() || mine.runs.back().group != group)
+          mine.runs.push_back({group, {at, at}});
+        mine.runs.back().elements.end = at + f.count;
+        add(mine.uploads, {at, value});
         continue;
       }
       shard_piece<O, float, V> p;
@@ -441,7 +450,7 @@ class sharded_optimizer {
       } else {
         p.data.master = value;
       }
-      auto& pieces = buckets_[where.bucket].pieces;
+      auto& pieces = mine.pieces[group];
       if (!pieces.empty() && pieces.back().continues(p))
         pieces.back().append(p);
       else
@@ -450,10 +459,13 @@ class sharded_optimizer {
   }
 
   void make_host(const on_host& home) {
-    const std::size_t threads = set_up_offload(comm_->control(), plan_.host_bytes(),
-                                               backend::on_device, home.threads, warnings_);
-    host_ = std::make_unique<host_half>(layout_, plan_, comm_->rank(), threads, home.memory,
-                                        memory(), [this] { return comm_->make_stream(); });
+    const std::size_t threads =
+        set_up_offload(comm_->control(), plan_.host_bytes(), home.threads, warnings_);
+    take_together(comm_->control(), [&] {
+      host_ =
+          std::make_unique<host_half>(layout_, plan_, comm_->rank(), groups_, threads, home.memory,
+                                      memory(), [this] { return comm_->make_stream(); });
+    });
   }
 
   [[nodiscard]] grad_scale_terms terms() const {
@@ -524,7 +536,7 @@ class sharded_optimizer {
   }
 
   void update_on_host(std::size_t b, const update_control& control) {
-    if constexpr (offloads) host_->update(b, hyper_, control);
+    if constexpr (offloads) host_->update(b, buckets_[b].runs, control);
   }
 
   /// After this, `updated` says that the device has this rank's new values of bucket b.
@@ -559,7 +571,7 @@ class sharded_optimizer {
 
   Comm *comm_, *across_;
   std::vector<parameter<G, V>> parameters_;
-  typename O::options hyper_;
+  parameter_groups<O> groups_;
   sharded_options options_;
   shard_layout layout_;
   zero_memory plan_;

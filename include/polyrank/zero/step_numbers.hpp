@@ -1,9 +1,10 @@
-// What an update of the sharded optimizer reads besides its shard: one block of backend memory with
-// the record of the step (optim/grad_scale.hpp) and the numbers that follow from it. The block is
-// written and read on streams, so the host waits for nothing.
+// What an update of the sharded optimizer reads besides its shard: a block of backend memory with
+// the record of the step (optim/grad_scale.hpp) and the numbers that follow from it; further groups
+// of parameters have blocks of their own, for numbers only. Blocks are written and read on streams,
+// so the host waits for nothing.
 //
 //     conclude   squares -> control_block.record                 norm, factor, skip
-//     prepare    record, update_control -> step_numbers<O>       once a step
+//     prepare    record, update_control -> step_numbers<O>       once a step and group
 //     update     step_numbers<O>, shard -> shard
 //
 // SPDX-License-Identifier: Apache-2.0
@@ -55,7 +56,7 @@ template <elementwise_optimizer O>
   return n;
 }
 
-/// In backend memory, one for each sharded optimizer.
+/// In backend memory, one for each group of a sharded optimizer; the first has the record.
 struct control_block {
   alignas(256) step_record record;
   alignas(256) std::byte numbers[256];

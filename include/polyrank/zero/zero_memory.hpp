@@ -38,6 +38,7 @@ struct zero_shape {
   double fraction = 1;
   bool on_device = true;   ///< the backend's memory is not the host's
   bool counts_bad = false; ///< non-finite gradients are counted by parameter
+  std::size_t groups = 1;  ///< with options of their own
 };
 
 /// Where the gradients of one bucket go.
@@ -139,7 +140,8 @@ struct zero_memory {
   }
   /// The norm's sums, the counters, and what updates read.
   [[nodiscard]] std::size_t control_bytes() const noexcept {
-    return sizeof(double) * blocks + sizeof(std::uint32_t) * counters + sizeof(control_block);
+    return sizeof(double) * blocks + sizeof(std::uint32_t) * counters +
+           sizeof(control_block) * shape.groups;
   }
   /// Bytes of the trainer's own memory that takes part, beside device_bytes().
   [[nodiscard]] std::size_t adopted_bytes() const noexcept {
