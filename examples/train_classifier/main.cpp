@@ -186,6 +186,8 @@ int find_fit(launch::world& world, const config& c, const dataset& data, bool on
                                          std::fflush(stdout);
                                        });
   if (world.rank() != 0) return r.best > 0 ? 0 : 1;
+  std::error_code ignored;
+  std::filesystem::remove_all(scratch, ignored); // of a trial after which the ranks could not talk
   const fit_trial& last = r.trials.back();
   if (r.best == 0)
     std::printf("fit      no micro-batch fits\n");

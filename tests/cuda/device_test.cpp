@@ -388,6 +388,26 @@ TEST_CASE("running out of memory says what was asked and what was free") {
   CHECK_NOTHROW(test::empty<float>(1)); // the error does not stick
 }
 
+TEST_CASE("who catches out_of_memory has the memory back that was taken before it") {
+  constexpr std::size_t size = std::size_t{64} << 20;
+  const auto used = [] {
+    static_cast<void>(test::empty<float>(1)); // at the next allocation
+    std::size_t free = 0, total = 0;
+    cuda::check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return total - free;
+  };
+  const std::size_t before = used();
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    try {
+      const auto fits = test::empty<std::byte>(size);
+      const auto does_not = test::empty<std::byte>(std::size_t{1} << 46);
+      FAIL("no exception");
+    } catch (const out_of_memory&) {
+    }
+    CHECK(used() < before + size);
+  }
+}
+
 TEST_CASE("device memory is aligned to pages, pinned memory to what was asked") {
   std::vector<buffer<char>> kept;
   for (int i = 0; i < 9; ++i) {

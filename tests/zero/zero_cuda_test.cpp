@@ -114,13 +114,16 @@ std::vector<stream> streams(std::size_t n) {
 }
 
 /// Largest difference of masters to the serial run of two steps, relative to the step size; and
-/// bits of values that are not the masters'.
+/// bits of values that are not the masters'. Three groups of parameters, mixed in the buckets.
 template <class V, class Residency>
 double error_of(std::size_t stage, std::size_t micros, std::size_t bucket, Residency home,
                 bool own_memory = false) {
   gpu_comm& comm = shared_comm();
   const std::size_t blocks = static_cast<std::size_t>(comm.size()) * micros;
-  const auto expected = serial<adamw>(zero_counts, rates, 2, blocks, 1e9f, gradient_at);
+  parameter_groups<adamw> groups(names_of(parameters_of<float>(zero_counts)), rates);
+  groups.split("bare", {.lr = 0.02, .weight_decay = 0}, names_with{{"2", "5", "9"}})
+      .split("slow", {.lr = 0.001, .beta1 = 0.8, .beta2 = 0.95}, names_with{{"7", "8"}});
+  const auto expected = serial<adamw>(zero_counts, groups, 2, blocks, 1e9f, gradient_at);
   poisoned_device memory;
   std::vector<stream> s = streams(1);
   std::vector<buffer<V>> own;
@@ -130,7 +133,7 @@ double error_of(std::size_t stage, std::size_t micros, std::size_t bucket, Resid
       p.value = own.emplace_back(p.count + 8, memory).data();
       p.gradient = stage < 2 ? own.emplace_back(p.count + 8, memory).data() : nullptr;
     }
-  sharded_optimizer<adamw, gpu_comm, V, V, Residency> opt(comm, parameters, rates,
+  sharded_optimizer<adamw, gpu_comm, V, V, Residency> opt(comm, parameters, groups,
                                                           {.stage = stage,
                                                            .bucket_bytes = bucket,
                                                            .microbatches = micros,
@@ -172,7 +175,8 @@ std::uint64_t deterministic_digest(std::size_t stage, Residency home, double& sq
 
 } // namespace
 
-TEST_CASE("on GPUs: stages, microbatches, residency, precision and memory against the serial run") {
+TEST_CASE("on GPUs: stages, microbatches, residency, precision, memory and groups of parameters "
+          "against the serial run") {
   const on_host part{.fraction = 0.5, .threads = 2}, all{.fraction = 1, .threads = 2};
   const double errors[] = {error_of<float>(0, 1, 20000, on_device{}),
                            error_of<float>(1, 2, 300, part),

@@ -2,12 +2,12 @@
 // its place.
 //
 //     buffer<float> arena(n, cuda::device_memory());         // of the current device
-//     buffer<float> staging(n, cuda::pinned_memory());       // host memory that copies overlap
-//     with
+//     buffer<float> staging(n, cuda::pinned_memory());       // host memory; copies overlap
 //
 // Running out throws out_of_memory with the bytes asked and free. Nothing is rounded up to powers
-// of two. Freeing while an exception unwinds is skipped: cudaFree waits for the device, whose work
-// may wait for a peer that is gone.
+// of two. Nothing is freed while an exception unwinds: cudaFree waits for the device, whose work
+// may wait for a peer that is gone. A program that catches the exception and goes on (with a
+// smaller batch, say) has that memory back when it allocates next.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -16,8 +16,42 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory_resource>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 namespace polyrank::cuda {
+
+namespace detail {
+
+/// Memory whose owners went while an exception unwound.
+class orphans {
+ public:
+  void keep(void* p) noexcept {
+    try {
+      const std::lock_guard one_at_a_time(lock_);
+      all_.push_back(p);
+    } catch (...) { // leaked
+    }
+  }
+  /// Calls `free` for each, unless an exception unwinds.
+  template <class Free>
+  void release(Free free) {
+    if (unwinding()) return;
+    std::vector<void*> mine;
+    {
+      const std::lock_guard one_at_a_time(lock_);
+      mine.swap(all_);
+    }
+    for (void* p : mine) free(p);
+  }
+
+ private:
+  std::mutex lock_;
+  std::vector<void*> all_;
+};
+
+} // namespace detail
 
 /// cudaMalloc on the device that is current at the time.
 class device_memory_resource final : public std::pmr::memory_resource {
@@ -36,13 +70,21 @@ class device_memory_resource final : public std::pmr::memory_resource {
         polyrank::detail::cat("cudaMalloc: an alignment of ", alignment, " bytes cannot be had"));
   }
   void do_deallocate(void* p, std::size_t, std::size_t) override {
-    if (!detail::unwinding()) static_cast<void>(cudaFree(p));
+    if (detail::unwinding())
+      left().keep(p);
+    else
+      static_cast<void>(cudaFree(p));
   }
   [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override {
     return dynamic_cast<const device_memory_resource*>(&other) != nullptr;
   }
 
+  static detail::orphans& left() {
+    static detail::orphans all;
+    return all;
+  }
   static void* take(std::size_t bytes) {
+    left().release([](void* p) { static_cast<void>(cudaFree(p)); });
     void* p = nullptr;
     const cudaError_t code = cudaMalloc(&p, bytes);
     if (code == cudaErrorMemoryAllocation) {
@@ -60,6 +102,7 @@ class device_memory_resource final : public std::pmr::memory_resource {
 class pinned_memory_resource final : public std::pmr::memory_resource {
  private:
   void* do_allocate(std::size_t bytes, std::size_t) override {
+    left().release([](void* p) { static_cast<void>(cudaFreeHost(p)); });
     void* p = nullptr;
     const cudaError_t code = cudaHostAlloc(&p, bytes, cudaHostAllocPortable); // page-aligned
     if (code == cudaErrorMemoryAllocation) {
@@ -70,10 +113,17 @@ class pinned_memory_resource final : public std::pmr::memory_resource {
     return p;
   }
   void do_deallocate(void* p, std::size_t, std::size_t) override {
-    if (!detail::unwinding()) static_cast<void>(cudaFreeHost(p));
+    if (detail::unwinding())
+      left().keep(p);
+    else
+      static_cast<void>(cudaFreeHost(p));
   }
   [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override {
     return dynamic_cast<const pinned_memory_resource*>(&other) != nullptr;
+  }
+  static detail::orphans& left() {
+    static detail::orphans all;
+    return all;
   }
 };
 
