@@ -36,6 +36,15 @@ CLI::Validator number_check(const char* what, bool zero_is_fine) {
 
 CLI::Validator positive_number() { return number_check("positive number", false); }
 CLI::Validator whole_number() { return number_check("whole number", true); }
+CLI::Validator fraction() {
+  return {[](const std::string& text) {
+            double x = 0;
+            return CLI::detail::lexical_cast(text, x) && x > 0 && x <= 1
+                       ? std::string()
+                       : "'" + text + "' is no fraction; take more than 0, up to 1";
+          },
+          ""};
+}
 
 void add_common_flags(CLI::App& app, common_flags& flags) {
   app.set_help_flag("--help", "Print this text and exit");

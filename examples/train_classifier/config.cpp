@@ -44,7 +44,7 @@ void add_sharding_flags(CLI::App& app, config& c, std::size_t& zero) {
                       ->check(CLI::Validator(check_offload, ""));
   app.add_option("--fraction", c.fraction, "Of the state that --offload moves; default 1")
       ->type_name("F")
-      ->check(CLI::Range(0.0, 1.0).description(""))
+      ->check(fraction())
       ->needs(offload);
   auto* accumulate =
       app.add_option("--accumulate", c.accumulate, "Microbatches of a rank in a step; default 1")

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # usage: classifier_test.sh PROGRAM DATA SCRATCH SCRIPTS LAUNCHER...
 # What people see of checkpoints: save here, go on there; SIGUSR2; ranks that are killed at random
-# moments (POLYRANK_SOAK_KILLS of them, by default 5); damaged files; scripts/run_resilient.sh.
+# moments (POLYRANK_SOAK_KILLS of them, by default 3: with 1, 2 and 4 ranks); damaged files;
+# scripts/run_resilient.sh.
 # SPDX-License-Identifier: Apache-2.0
 set -euo pipefail
 program=$1 data=$2 scratch=$3 scripts=$4
 shift 4
 launch=("$@") # ends with the option for the number of ranks
-kills=${POLYRANK_SOAK_KILLS:-5}
+kills=${POLYRANK_SOAK_KILLS:-3}
+steps=$((120 + 40 * kills)) # of the runs that are killed
 failed=0
 check() {  # check WHAT command...
   local what=$1
@@ -115,7 +117,7 @@ done
 unset POLYRANK_HANG_DEADLINE
 
 # One rank killed at random moments; each time the job goes on from the last complete checkpoint.
-part=(--epochs 200 --steps 400 --save-every 3 --checkpoint "$dir/k" --resume)
+part=(--epochs 200 --steps "$steps" --save-every 3 --checkpoint "$dir/k" --resume)
 for ((i = 0; i < kills; ++i)); do
   start $((1 + i % 3 + (i % 3 == 2))) "${part[@]}"
   sleep "0.$((RANDOM % 6 + 3))"
@@ -127,13 +129,13 @@ for ((i = 0; i < kills; ++i)); do
     check "kill $i leaves checkpoints that load" false
   fi
 done
-never=$(digest 2 --epochs 200 --steps 400)
+never=$(digest 2 --epochs 200 --steps "$steps")
 check "$kills kills later, the bits of the run that never stopped" test "$never" = "$(digest 2 "${part[@]}")"
 check "no more than two checkpoints stay" test "$(find "$dir/k" -name manifest.json | wc -l)" -eq 2
 
 # run_resilient.sh does that by itself.
 "$scripts/run_resilient.sh" -n 2 --wait 0 -- "$program" --data "$data" --backend host --deterministic --quiet --digest \
-  --epochs 200 --steps 400 --save-every 3 --checkpoint "$dir/r" >"$dir/out" 2>"$dir/err" &
+  --epochs 200 --steps "$steps" --save-every 3 --checkpoint "$dir/r" >"$dir/out" 2>"$dir/err" &
 pid=$!
 saved "$dir/r"
 victim=$(pgrep -f "checkpoint $dir/r" | while read -r p; do

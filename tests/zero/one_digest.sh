@@ -9,7 +9,7 @@ flags=()
 while [[ $1 != -- ]]; do flags+=("$1"); shift; done
 shift
 expected=''
-for run in '1' '2' '1 --zero 2' '2 --zero 1' '4 --zero 0' '4 --zero 2' \
+for run in '1' '1 --zero 2' '2 --zero 1' '4 --zero 0' '4 --zero 2' \
   '4 --zero 1 --offload host' '2 --zero 2 --offload host --fraction 0.5'; do
   read -r ranks rest <<<"$run"
   # shellcheck disable=SC2086

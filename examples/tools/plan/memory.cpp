@@ -85,7 +85,7 @@ CLI::App* add_memory(CLI::App& app, memory_flags& f) {
       ->check(CLI::IsMember({"none", "host"}).description(""));
   sub->add_option("--fraction", f.fraction, "Of the state that --offload moves (default: 1)")
       ->type_name("F")
-      ->check(CLI::Range(0.0, 1.0).description(""));
+      ->check(fraction());
   sub->add_option("--accumulate", f.microbatches, "Microbatches in a step (default: 1)")
       ->type_name("K")
       ->check(positive_number());

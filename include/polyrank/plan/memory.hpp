@@ -61,6 +61,7 @@ struct memory_question {
   bool adopts_values = false, adopts_gradients = false; ///< the trainer's own memory
   bool on_device = true;                                ///< a GPU; false: the host backend
   bool counts_bad = false;                              ///< sharded_options::count_bad_gradients
+  std::size_t groups = 1;                               ///< of parameters, with their own options
   std::size_t activations = 0;                          ///< bytes, as measured or guessed
   std::size_t other = 0; ///< bytes: contexts, libraries, the trainer's own
 };
@@ -132,7 +133,8 @@ class memory_table {
                                     .offload = q.offload,
                                     .fraction = q.fraction,
                                     .on_device = q.on_device,
-                                    .counts_bad = q.counts_bad},
+                                    .counts_bad = q.counts_bad,
+                                    .groups = q.groups},
                                    q.bf16 && q.gradient == 2),
                    q.activations, q.other);
 }
