@@ -55,6 +55,14 @@ void add_common_flags(CLI::App& app, common_flags& flags) {
   app.get_formatter()->column_width(26);
 }
 
+void add_guard_flags(CLI::App& app) {
+  app.add_option_function<std::string>(
+         "--on-verdict",
+         [](const std::string& command) { ::setenv("POLYRANK_ON_VERDICT", command.c_str(), 1); },
+         "Run CMD if the job hangs; $1 is the report (JSON)")
+      ->type_name("CMD");
+}
+
 std::optional<int> parse_flags(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);

@@ -28,6 +28,9 @@ struct common_flags {
 /// Adds --json, --quiet and --version.
 void add_common_flags(CLI::App& app, common_flags& flags);
 
+/// Adds --on-verdict, for programs that hang::guard watches; in force once the flags are parsed.
+void add_guard_flags(CLI::App& app);
+
 /// Checks for add_option(...)->check(): a whole number of at least 1; a whole number of at least 0.
 [[nodiscard]] CLI::Validator positive_number();
 /// More than 0, up to 1.

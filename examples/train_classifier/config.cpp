@@ -154,6 +154,7 @@ std::variant<config, int> parse_config(int argc, char** argv) {
       ->type_name("FILE");
   add_sharding_flags(app, c, zero);
   add_pipeline_flags(app, c);
+  add_guard_flags(app);
   add_common_flags(app, c.common);
   if (const auto code = parse_flags(app, argc, argv)) return *code;
   if (app.count("--zero") > 0) c.zero = zero;

@@ -268,6 +268,14 @@ TEST_CASE("a rank that went to finalise while others wait has left", "[analyze]"
   const verdict v = job.judge(2);
   CHECK(v.code == verdict_code::rank_dead);
   has(v.headline, "left the program");
+  // Where NCCL's error has ended what the others waited in.
+  fake_job aborted(4);
+  aborted.at(2).life(life::leaving);
+  aborted.at(2).state(host_state::exit, 1);
+  CHECK(aborted.judge(0).code == verdict_code::none);
+  for (const int r : {0, 1, 3}) aborted.run(r, all_reduce_of(1, "b"));
+  has(aborted.judge(0).headline, "\"b\" f32 x 1 at train.cpp:10: ranks 0, 1 and 3 wait for rank 2");
+  has(aborted.judge(0).headline, "left the program");
 }
 
 TEST_CASE("a start-up that does not end names who is missing", "[analyze]") {

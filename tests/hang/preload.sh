@@ -34,7 +34,7 @@ for fault in ${faults//,/ }; do
   out=$("$@" env LD_PRELOAD="$library" "${command[@]}" "$fault" 2>&1) || got=$?
   echo "$fault: exit code $got after $((($(date +%s%N) - begun) / 1000000)) ms"
   grep -E 'HANG verdict' <<<"$out" || true
-  [[ $got == "$code" || ($fault == exit && $got == 1) ]] || fail "$fault: exit code $got, expected $code: $out"
+  [[ $got == "$code" || ($fault == exit && $got == 1) || ($fault == kill && $got == 80) ]] || fail "$fault: exit code $got, expected $code: $out"
   grep -Eq -- "$regex" <<<"$out" || fail "$fault: nothing matches $regex: $out"
   [[ $fault != none || -z $(grep HANG <<<"$out") ]] || fail "a false verdict: $out"
   [[ $fault != none || -z $(ls "$folder"/*.ring 2>/dev/null) ]] || fail "a ring is left"

@@ -65,6 +65,12 @@ expect 80 'RANK_DEAD .*rank 1 ' "$hang" report "$POLYRANK_HANG_DIR"
 expect 80 'its processes are gone: rm .*/rings/polyrank-[^ ]*\.\* removes' "$hang" report
 rm -f "$POLYRANK_HANG_DIR"/*
 
+# A verdict runs a command with the report.
+expect 81 'HANG verdict MISMATCH' "${mpirun[@]}" "$hang" inject root --rank 1 \
+  --on-verdict "cp \"\$1\" '$folder/told.json'"
+grep -q '"verdict": "MISMATCH"' "$folder/told.json" || fail "--on-verdict: $(cat "$folder/told.json")"
+rm -f "$POLYRANK_HANG_DIR"/*
+
 # A rank that throws ends the job with its error; nothing is left.
 expect 1 'error: deliberate failure' "${mpirun[@]}" "$hang" inject throw --rank 1
 [[ -z $(ls "$POLYRANK_HANG_DIR") ]] || fail "left behind by an error: $(ls "$POLYRANK_HANG_DIR")"

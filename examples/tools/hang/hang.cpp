@@ -80,6 +80,7 @@ int main(int argc, char** argv) {
   fault->add_option("--rank", inject.rank, "The rank at fault")->type_name("R");
   fault->add_option("--steps", inject.steps, "Steps of the job")->type_name("S");
   fault->add_option("--backend", inject.backend, "host (default) or cuda");
+  add_guard_flags(*fault);
 
   selftest_flags self;
   CLI::App* test = app.add_subcommand("selftest", "Inject each fault and judge the verdict");

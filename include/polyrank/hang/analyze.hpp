@@ -229,9 +229,15 @@ class analysis {
     return {};
   }
 
+  /// For so long that no operation of it can be missed by reading its ring before its state.
+  [[nodiscard]] static bool has_left(const rank_state& r) {
+    if (!r.ring() || r.from->ring.life() != life::leaving) return false;
+    const std::uint64_t since = r.from->ring.at(layout::f_state_since_ns);
+    return since != 0 && since + 200'000'000 < r.from->now;
+  }
+
   bool dead() {
     std::vector<int> gone;
-    bool left = false;
     for (const rank_state& r : all_.ranks) {
       if (!r.ring()) {
         if (r.from->process == process_state::dead) gone.push_back(r.from->rank);
@@ -243,13 +249,16 @@ class analysis {
         gone.push_back(r.from->rank);
     }
     const wait_graph g = waits_of(all_, given_.complete);
-    if (gone.empty()) { // one that left in good order while others need it
+    const bool left = gone.empty(); // whoever is found now left in good order
+    if (left)
+      for (const rank_state& r : all_.ranks)
+        if (has_left(r) && never_came(r.from->rank, nullptr)) gone.push_back(r.from->rank);
+    if (gone.empty()) {
       for (const int root : g.roots)
         if (const rank_state* r = all_.find(root);
             r != nullptr && r->ring() && r->from->ring.life() == life::leaving)
           gone.push_back(root);
-      left = !gone.empty();
-      if (left && longest_stuck() < std::min<std::uint64_t>(given_.deadline_ns, 1'000'000'000))
+      if (longest_stuck() < std::min<std::uint64_t>(given_.deadline_ns, 1'000'000'000))
         return false; // it may have finished its part a moment before the others
     }
     if (gone.empty()) return false;

@@ -196,6 +196,14 @@ class flight_recorder {
   phase_scope phase(host_state s, std::string_view text, call_site site) noexcept {
     return {this, s, text, site};
   }
+  /// A wait of the library's own. Where the program has said what it waits for, that stays.
+  phase_scope wait(std::string_view what) noexcept {
+    const auto now = header_ != nullptr
+                         ? static_cast<host_state>(detail::get(header_[layout::f_state]))
+                         : host_state::mpi;
+    const bool said = now == host_state::init || now == host_state::sync || now == host_state::mpi;
+    return {said ? nullptr : this, host_state::mpi, what, {}};
+  }
 
   /// Operations ever entered.
   [[nodiscard]] std::uint64_t size() const noexcept {

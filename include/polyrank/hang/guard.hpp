@@ -171,11 +171,18 @@ class guard {
     if (on()) explain({verdict_code::rank_dead, verdict_code::mismatch}, looks_per_second);
   }
 
-  /// This rank leaves because another one has failed, and said so.
-  void released() noexcept {
-    if (!on()) return;
-    ring_->come_to(life::failed);
-    ring_->remove();
+  /// This rank leaves because another one has failed, which says so and ends the job. Gives it two
+  /// seconds; if the rings tell the reason meanwhile (a rank that left early needs not say
+  /// anything), ends the process.
+  void released() {
+    if (on()) {
+      explain({verdict_code::rank_dead, verdict_code::mismatch, verdict_code::never_entered},
+              2 * looks_per_second, false);
+      ring_->come_to(life::failed);
+      ring_->remove();
+    } else {
+      std::this_thread::sleep_for(std::chrono::seconds(2));
+    }
   }
 
   /// One line if dead jobs have left so many rings in the folder that they are a nuisance; else
@@ -217,18 +224,18 @@ class guard {
   /// If the rings say for certain that one of `codes` is why a call failed, prints that, unless
   /// another rank does, and ends the process. What other hosts tell is old by a beat or two, and
   /// one of them is in charge: it has a second to speak first.
-  void explain(std::initializer_list<verdict_code> codes, int looks) {
+  void explain(std::initializer_list<verdict_code> codes, int looks, bool failed_too = true) {
     const bool alone = channel_.load(std::memory_order_acquire) == nullptr;
-    if (!alone) looks = looks_per_second;
+    if (!alone) looks = std::max(looks, looks_per_second);
     for (int i = 0; i < looks; ++i) {
-      if (i > 0) std::this_thread::sleep_for(std::chrono::seconds(1) / looks_per_second);
+      if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1000 / looks_per_second));
       follow();
       if (!alone && i + 1 < looks) continue;
-      const verdict v = dog_->look(std::chrono::nanoseconds(0), false);
+      const verdict v = dog_->look(std::chrono::nanoseconds(0), false, failed_too);
       if (!v.certain || std::find(codes.begin(), codes.end(), v.code) == codes.end()) continue;
       pronounce(v);
       for (int n = 0; n < 2 * looks_per_second; ++n) { // another rank is about to say so
-        std::this_thread::sleep_for(std::chrono::seconds(1) / looks_per_second);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1000 / looks_per_second));
         follow();
       }
     }

@@ -74,12 +74,13 @@ class watchdog {
     channel_.store(channel, std::memory_order_release);
   }
 
-  /// What the rings say now, as a verdict; `deadline` zero looks for what is wrong already. Any
-  /// thread.
-  [[nodiscard]] verdict look(std::chrono::nanoseconds deadline, bool second_look) {
+  /// What the rings say now, as a verdict; `deadline` zero looks for what is wrong already.
+  /// `failed_too`: a rank that has reported its error itself is one. Any thread.
+  [[nodiscard]] verdict look(std::chrono::nanoseconds deadline, bool second_look,
+                             bool failed_too = true) {
     const std::lock_guard lock(look_mutex_);
     find_peers();
-    return judge(0, deadline, second_look, true);
+    return judge(0, deadline, second_look, failed_too);
   }
 
  private:

@@ -91,7 +91,8 @@ class mpi_control {
     return all;
   }
   [[nodiscard]] hang::flight_recorder::phase_scope phase(std::string_view what) const noexcept {
-    return {recorder_, hang::host_state::mpi, what, {}};
+    using scope = hang::flight_recorder::phase_scope;
+    return recorder_ != nullptr ? recorder_->wait(what) : scope(nullptr, {}, {}, {});
   }
   void doubling(std::int64_t& value, std::chrono::nanoseconds deadline) {
     auto* data = reinterpret_cast<std::byte*>(&value);

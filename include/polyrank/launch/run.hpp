@@ -103,8 +103,8 @@ template <class Body>
     // Peers that wait in an operation learn the cause from the engine, then MPI ends them.
     w->engine().abort(detail::cat(w->label(), ": ", e.what()));
     if (second_hand) {
-      guard->released();
-      std::this_thread::sleep_for(std::chrono::seconds(2)); // the first one ends the job
+      guard->released();         // two seconds, in which the first one ends the job
+      say(w->label(), e.what()); // nobody has
     }
     w->engine().stop();
     end_job(code, std::chrono::seconds(0));
