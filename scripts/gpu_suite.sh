@@ -92,7 +92,7 @@ run_tests() {
   done
 
   # Hangs: faults injected into NCCL jobs; a program that knows nothing of polyrank, preloaded.
-  hang=("$build/bin/polyrank_hang" selftest --backend cuda --ranks 3 --deadline 2)
+  hang=("$build/bin/polyrank_hang" selftest --backend cuda --ranks 3 --deadline 3 --jobs 6)
   preload=("$root/tests/hang/preload.sh" "$build/lib/libpolyrank_hang_preload.so")
   if [[ $part == quick ]]; then
     step "hang verdicts, 3 ranks" "${hang[@]}" --only stream,graph,count
