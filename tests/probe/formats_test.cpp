@@ -121,6 +121,23 @@ TEST_CASE("topo -m: tabs, blanks, ANSI codes, Markdown, quotations, line ends: a
         "GPU1 NV12 X SYS 8-\n15 1 N/A\nNIC0 PXB\nSYS X\n",
         "f"));
   }
+  SECTION("tabs doubled by hand") {
+    is_the_machine(read_topology(replaced(tabs, "\tNV12", "\t\tNV12"), "f"));
+  }
+  SECTION("HTML") {
+    is_the_machine(read_topology("<pre class=\"x\"><b>" + tabs + "</pre>\n", "f"));
+    is_the_machine(read_topology(
+        "<table><tr><th></th><th>GPU0</th><th>GPU1</th><th>NIC0</th><th>CPU Affinity</th>"
+        "<th>NUMA Affinity</th></tr>\n<tr><td>GPU0</td><td>X</td><td>NV12</td><td>PXB</td><td>0-7"
+        "</td><td>0</td></tr>\n<tr><td>GPU1</td><td>NV12</td><td>X</td><td>SYS</td><td>8-15</td>"
+        "<td>1</td></tr>\n</table>\n",
+        "f"));
+  }
+  SECTION("prose about GPUs before the table, a remark right after its last row") {
+    is_the_machine(read_topology("GPU1 and GPU0 hang.\nGPU 0: a card\nGPU0 is slow:\n" +
+                                     tabs.substr(0, tabs.find("NIC0\tPXB")) + "(the rest cut)\n",
+                                 "f"));
+  }
   SECTION("NIC rows left out") {
     is_the_machine(read_topology(tabs.substr(0, tabs.find("NIC0\tPXB")), "f"));
   }
@@ -165,6 +182,7 @@ TEST_CASE("topo -m: older drivers and other machines") {
         read_topology("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-7\t0\n", "f");
     CHECK(m.gpus.size() == 1);
     CHECK(m.pairs.empty());
+    CHECK(nvlink_text(m.gpus[0].links()) == "not described"); // only pairs show NVLinks
   }
   SECTION("two GPUs with many links could be bridged or switched: not claimed") {
     const machine m = read_topology("\tGPU0\tGPU1\nGPU0\t X \tNV12\nGPU1\tNV12\t X \n", "f");
@@ -189,7 +207,8 @@ TEST_CASE("topo -m: what cannot be told is refused with line and column, never s
                  "f:2:13: row GPU0, column NIC0"));
   CHECK(contains(refusal(replaced(tabs, "NV12", "NVX")), "f:2:10"));
   CHECK(contains(refusal(tabs.substr(0, tabs.find("GPU1\tNV12"))), "row of GPU1 is missing"));
-  CHECK(contains(refusal(replaced(tabs, "GPU0\t X \tNV12", "GPU0\t X \t\tNV12")), "empty cell"));
+  CHECK(contains(refusal(replaced(tabs, "GPU0\t X \tNV12", "GPU0\t X \t")), "f:2:15: row GPU0"));
+  CHECK(contains(refusal("| | GPU0 | GPU1 |\n| GPU0 | X | | PIX |\n"), "empty cell"));
   // Two values for three columns, without tabs.
   CHECK(contains(refusal("GPU0 CPU Affinity NUMA Affinity GPU NUMA ID\nGPU0 X 0 N/A\n"),
                  "which is missing cannot be told"));
@@ -236,11 +255,34 @@ TEST_CASE("NCCL XML: NVLink described, described as none, and not described are 
       "f");
   CHECK(hidden.pair(0, 1).via == route::by_switch);
   CHECK(hidden.gpus[0].nvlink_peers[0].what == nvlink_peer::kind::assumed_switch);
+  // Below a prompt, in a code fence.
+  const std::string pasted = "$ cat topo.xml\n```\n" + file("", "").substr(31) + "\n```\n$ exit\n";
+  CHECK(read_topology(pasted, "f").gpus.size() == 2);
+  CHECK(contains(refusal(replaced(pasted, "0000:02", "0000:01")), "f:3:"));
   // Links to a CPU are no links between GPUs.
   const machine power = read_topology(
       file("<gpu><nvlink target='0004:00:00.0' count='3' tclass='0x068001'/></gpu>", "<gpu/>"),
       "f");
   CHECK(nvlink_text(power.pair(0, 1).nvlink) == "none");
+}
+
+TEST_CASE("NCCL XML: bridges may share a made-up address, devices not; sockets do no RDMA") {
+  const auto file = [](std::string_view gpu, std::string_view inside) {
+    return polyrank::detail::cat(
+        "<system><cpu numaid=\"0x1\"><pci busid=\"c5:00.0\" class=\"0x060400\"><pci "
+        "busid=\"01:00.0\" class=\"0x030200\"/></pci><pci busid=\"c5:00.0\" "
+        "class=\"0x060400\"><pci busid=\"",
+        gpu, "\" class=\"0x030200\"/></pci><nic><net name=\"eth0\" port=\"0\"/></nic>", inside,
+        "</cpu></system>");
+  };
+  const machine m = read_topology(file("02:00.0", ""), "f");
+  CHECK(m.pair(0, 1).pci == path_class::phb);
+  CHECK(*m.gpus[0].numa == 1);
+  CHECK_FALSE(m.nics.at(0).rdma);
+  CHECK(contains(refusal(file("01:00.0", "")), "appears twice"));
+  CHECK(contains(refusal(file("02:00.0", "<gpu dev=\"0\"/>")), "outside of a <pci>"));
+  CHECK(contains(refusal(file("02:00.0", "<pci busid=\"03:00.0\" class=\"0x060400\"><gpu/></pci>")),
+                 "is no GPU's"));
 }
 
 TEST_CASE("XML: entities, size, depth and broken files are refused with their place") {
@@ -252,7 +294,7 @@ TEST_CASE("XML: entities, size, depth and broken files are refused with their pl
   CHECK(contains(refusal("<system><cpu><pci busid=\"1\" class=\"0x03\"/></cpu></system>"),
                  "no PCI address"));
   CHECK(contains(refusal("<graphs/>"), "NCCL_TOPO_DUMP_FILE"));
-  std::string deep;
+  std::string deep = "<system>";
   for (int i = 0; i < 300; ++i) deep += "<a>";
   CHECK(contains(refusal(deep), "deep"));
   CHECK(parse_xml("<a b='&lt;&#65;&amp;'>x<![CDATA[<]]></a>", "f").nodes[0].get("b") == "<A&");
@@ -275,6 +317,36 @@ TEST_CASE("lspci: one root, nested switches, a column that no line above has") {
   CHECK(pci_text(*m.gpus[1].address) == "0000:04:00.0");
   CHECK(contains(refusal("-[0000:00]-+-00.0  a\n         \\-01.0  b\n"), "f:2:10"));
   CHECK(contains(refusal("-[0000:00]-+-zz.0  a\n"), "f:1:14"));
+}
+
+TEST_CASE("lspci: in tickets, indented, quoted, with address ranges; cut off or without names") {
+  const std::string tree =
+      "-+-[0000:00]-+-00.0  Advanced Micro Devices, Inc. [AMD] Device 14d8\n"
+      " |           +-01.1-[01]--+-00.0  NVIDIA Corporation AD102 [GeForce RTX 4090]\n"
+      " |           |            \\-00.1  NVIDIA Corporation AD102 High Definition Audio\n"
+      " |           \\-08.1-[0d]--+-00.0  Advanced Micro Devices, Inc. [AMD/ATI] Raphael\n"
+      " |                        \\-00.2  Advanced Micro Devices, Inc. [AMD] VanGogh PSP/CCP\n"
+      " \\-[0000:40]-+-01.0-[41]----00.0  NVIDIA Corporation AD102 [GeForce RTX 4090]\n"
+      "             \\-03.0-[42]----00.0  Advanced Micro Devices, Inc. [AMD/ATI] ES1000\n";
+  const auto right = [](const std::string& text) {
+    const machine m = read_topology(text, "f");
+    REQUIRE(m.gpus.size() == 2); // neither the processor's display nor the board's
+    CHECK(pci_text(*m.gpus[1].address) == "0000:41:00.0");
+    return m;
+  };
+  right("$ lspci -tv\n" + tree + "user@host:~$ lspci -nn\n00:00.0 Host bridge\n");
+  right("```\n    " + replaced(tree, "\n", "\n    ") + "```\n");
+  right("> " + replaced(tree, "\n", "\n> "));
+  right(replaced(replaced(tree, "\n |", "\n|"), "\n \\-[", "\n\\-[")); // an eaten blank
+  right(replaced(tree, "4090]\n", "4090]\n |           |  |   Memory at de000000 (32-bit)\n"));
+  CHECK(right(tree + tree).notes.at(0) == "line 8: another tree, which is not read");
+  CHECK(right("<pre>" + tree + "</pre>").pair(0, 1).node_or_sys);
+  CHECK(contains(refusal(tree.substr(0, tree.find(" \\-["))), "cut off"));
+  CHECK(contains(refusal(replaced(tree, "|           +-01", "garbage     +-01")), "f:2:2"));
+  CHECK(contains(refusal("-[0000:00]-+-00.0\n           \\-01.0-[01]----00.0\n"), "lspci -tv"));
+  // The table of a ticket comes first, and says what else is there.
+  CHECK(read_topology(tabs + tree, "f").notes.at(0) ==
+        "line 9: a tree of lspci, which is not read");
 }
 
 TEST_CASE("hwloc: NVLink rates between GPUs and through a switch") {
@@ -301,7 +373,36 @@ TEST_CASE("hwloc: NVLink rates between GPUs and through a switch") {
            "1000000 </u64values></distances2>"),
       "f");
   CHECK(nvlink_text(m.pair(0, 1).nvlink) == "unknown"); // linked, but the number is not said
+  CHECK(nvlink_text(m.gpus[0].links()) == "unknown");
+  CHECK(link_text(m.pair(0, 1)) == "NV?");
   CHECK(m.pair(0, 1).via == route::direct);
+  // Through a switch; and to the CPU, which joins no GPUs.
+  const auto through = [&](const char* what) {
+    const std::string text = polyrank::detail::cat(
+        "<distances2hetero nbobjs=\"3\" name=\"NVLinkBandwidth\"><indexes>OSDev:11 OSDev:13 ", what,
+        ":20</indexes><u64values>9 0 5 0 9 5 5 5 9</u64values></distances2hetero>");
+    return read_topology(file(text.c_str()), "f");
+  };
+  CHECK(through("PCIDev").pair(0, 1).via == route::by_switch);
+  CHECK(link_text(through("Package").pair(0, 1)) == "PHB");
+}
+
+TEST_CASE("hwloc: memory of a GPU is no node of the host; format 3 keeps its infos at the end") {
+  const machine m = read_topology(
+      "<topology version=\"3.0\"><object type=\"Machine\" cpuset=\"0xf\" nodeset=\"0x3\"><object "
+      "type=\"NUMANode\" os_index=\"0\" cpuset=\"0xf\" nodeset=\"0x1\"/><object type=\"NUMANode\" "
+      "os_index=\"1\" cpuset=\"0xf\" nodeset=\"0x2\" subtype=\"GPUMemory\"><info "
+      "name=\"PCIBusID\" value=\"0009:01:00.0\"/></object><object type=\"Bridge\" "
+      "bridge_type=\"0-1\" bridge_pci=\"0009:[01-01]\"><object type=\"PCIDev\" gp_index=\"5\" "
+      "pci_busid=\"0009:01:00.0\" pci_type=\"0302 [10de:2342] [0000:0000] a1 "
+      "00\"/></object></object>"
+      "<info name=\"HostName\" value=\"gh\"/></topology>",
+      "f");
+  CHECK(m.host == "gh");
+  REQUIRE(m.numa_nodes.size() == 1);
+  REQUIRE(m.gpus.size() == 1);
+  CHECK(m.gpus[0].numa.value_or(-1) == 0);
+  CHECK(m.gpus[0].gpu_numa.value_or(-1) == 1);
 }
 
 TEST_CASE("diff: what changed, whatever the order of the devices") {

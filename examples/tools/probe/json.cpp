@@ -361,7 +361,9 @@ gpu read_gpu(const fields& f) {
     }
     target = {std::move(value), from};
   });
-  g.nvlink_described = read_links(f).what != nvlink_count::knowledge::not_described;
+  const auto links = read_links(f).what;
+  g.nvlink_described = links != nvlink_count::knowledge::not_described;
+  g.nvlink_uncounted = links == nvlink_count::knowledge::unknown;
   if (f.get<std::string>("family", "nvlink") == "xgmi") g.family = link_family::xgmi;
   if (const nlohmann::json* peers = f.find("nvlink_peers"); peers != nullptr) {
     if (!peers->is_array()) f.fail("nvlink_peers", "is no array");

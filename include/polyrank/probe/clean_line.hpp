@@ -1,6 +1,6 @@
 // One line of a terminal's output as people paste it: without ANSI codes (also those whose escape
-// byte got lost), Markdown quoting and non-breaking spaces. Every character remembers its column in
-// the file, so that an error still points there.
+// byte got lost), HTML tags, Markdown quoting and non-breaking spaces. Every character remembers
+// its column in the file, so that an error still points there.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -20,6 +20,11 @@ struct clean_line {
 
   [[nodiscard]] place at(std::size_t i) const noexcept {
     return {line, columns.empty() ? 1 : columns[std::min(i, columns.size() - 1)]};
+  }
+  /// Removes the first n characters.
+  void drop(std::size_t n) {
+    text.erase(0, n);
+    columns.erase(columns.begin(), columns.begin() + static_cast<std::ptrdiff_t>(n));
   }
   /// Where character i stands on a screen with tab stops every 8.
   [[nodiscard]] std::size_t screen_column(std::size_t i) const noexcept {
@@ -54,6 +59,16 @@ namespace detail {
   return 0;
 }
 
+/// Length of an HTML tag such as <pre>, </td>, <span class="x"> at the start of `s`; 0 if there is
+/// none.
+[[nodiscard]] inline std::size_t tag_length(std::string_view s) noexcept {
+  if (!s.starts_with('<')) return 0;
+  const std::size_t name = s.starts_with("</") ? 2 : 1;
+  if (name >= s.size() || (s[name] | 0x20) < 'a' || (s[name] | 0x20) > 'z') return 0;
+  const std::size_t end = s.find_first_of("<>", name);
+  return end != std::string_view::npos && s[end] == '>' ? end + 1 : 0;
+}
+
 } // namespace detail
 
 [[nodiscard]] inline clean_line clean(std::string_view raw, std::size_t line) {
@@ -67,6 +82,10 @@ namespace detail {
   while (i < raw.size()) {
     if (const std::size_t n = detail::escape_length(raw.substr(i)); n > 0) {
       i += n;
+    } else if (const std::size_t tag = detail::tag_length(raw.substr(i)); tag > 0) {
+      const std::string_view name = raw.substr(i + 1, 2);
+      if (name == "td" || name == "th") keep('|', i); // the cells of a table
+      i += tag;
     } else if (raw.substr(i).starts_with("\xc2\xa0")) {
       keep(' ', i);
       i += 2;
@@ -81,16 +100,13 @@ namespace detail {
     }
   }
   out.columns.push_back(raw.size() + 1);
-  // "> " of a quotation.
+  // "> " of a quotation, once or more.
   std::size_t quoted = 0;
-  while (quoted < out.text.size() &&
-         (out.text[quoted] == '>' || (quoted > 0 && out.text[quoted] == ' ')))
+  while (quoted < out.text.size() && out.text[quoted] == '>') {
     ++quoted;
-  if (quoted > 0) {
-    out.text.erase(0, quoted);
-    out.columns.erase(out.columns.begin(),
-                      out.columns.begin() + static_cast<std::ptrdiff_t>(quoted));
+    if (quoted < out.text.size() && out.text[quoted] == ' ') ++quoted;
   }
+  out.drop(quoted);
   return out;
 }
 

@@ -66,8 +66,16 @@ class matrix_reader {
 
   [[nodiscard]] const std::vector<clean_line>& lines() const noexcept { return lines_; }
 
+  /// The line of the header, counted from 1; no_line if there is none.
+  [[nodiscard]] std::size_t header_line() const {
+    const std::size_t i = find_header();
+    return i == no_line ? no_line : lines_[i].line;
+  }
+
   matrix_table run() {
     const std::size_t start = find_header();
+    if (start == no_line)
+      refuse(name_, {1, 1}, "no table of `nvidia-smi topo`: a header GPU0 GPU1 ..., then rows");
     std::size_t i = header(start);
     while (i < lines_.size()) {
       const std::string_view rest = trim(lines_[i].text);
@@ -117,29 +125,29 @@ class matrix_reader {
     return std::string_view(l.text).substr(i, end - i);
   }
 
-  /// A header starts with GPU0 and goes on with anything but a cell.
+  /// A header starts with GPU0 and goes on with anything but a cell; so may prose. The one that
+  /// stands last above the first row counts. no_line if no header stands above rows.
   [[nodiscard]] std::size_t find_header() const {
+    std::size_t best = no_line;
+    std::pair<std::size_t, std::string_view> device; // compares "GPU2" < "GPU10"
     for (std::size_t i = 0; i < lines_.size(); ++i) {
       const clean_line& l = lines_[i];
-      const std::size_t at = skip(l, 0);
-      const std::string_view word = word_at(l, at);
-      if (numbered(word, "GPU") == 0) continue;
-      if (numbered(word, "GPU") != word.size()) {
-        if (numbered(word.substr(numbered(word, "GPU")), "GPU") > 0) return i; // "GPU0GPU1"
-        continue;
+      const std::string_view word = word_at(l, skip(l, 0));
+      const std::size_t n = numbered(word, "GPU");
+      if (n == 0) continue;
+      const std::string_view rest = word.substr(n);
+      const std::pair found(n, word.substr(0, n));
+      if (starts_row(l)) {
+        if (best != no_line) return best;
+      } else if (rest.empty() || rest.starts_with("GPU") || rest.starts_with("NIC") ||
+                 rest.starts_with("CPU")) {
+        if (best == no_line || found <= device) { // else it continues a broken header
+          best = i;
+          device = found;
+        }
       }
-      const std::size_t next = skip(l, at + word.size());
-      const std::string_view after = word_at(l, next);
-      if (after.empty() ? i + 1 < lines_.size() && !row_like(lines_[i + 1]).empty()
-                        : cell_word(after) != after.size() && !after.starts_with('X'))
-        return i;
     }
-    refuse(name_, {1, 1}, "no header of `nvidia-smi topo` (a line GPU0 GPU1 ... CPU Affinity)");
-  }
-  /// The first word, if it is GPUn followed by a cell.
-  [[nodiscard]] static std::string_view row_like(const clean_line& l) noexcept {
-    const std::string_view word = word_at(l, skip(l, 0));
-    return numbered(word, "GPU") == word.size() ? word : std::string_view();
+    return no_line;
   }
 
   /// Devices and trailing columns; returns the first line of the rows.
@@ -156,7 +164,7 @@ class matrix_reader {
       table_.devices.clear();
       table_.tail.clear();
       try {
-        header_line(l);
+        read_header(l);
         if (table_.devices.size() > 4096) refuse(name_, l.at(0), "more than 4096 devices");
         return end;
       } catch (const data_error& e) {
@@ -181,7 +189,7 @@ class matrix_reader {
     l.columns.insert(l.columns.end(), more.columns.begin(), more.columns.end());
   }
 
-  void header_line(const clean_line& l) {
+  void read_header(const clean_line& l) {
     std::size_t i = skip(l, 0);
     while (i < l.text.size()) {
       const std::string_view rest = std::string_view(l.text).substr(i);
@@ -265,6 +273,14 @@ class matrix_reader {
         if (!why) why = e.what();
       }
     }
+    // A prompt or a remark may follow the last row without an empty line between.
+    if (!found && joints > 0 && (last == lines_.size() || row_name(lines_[last]).empty())) {
+      matrix_row r = cut(lines_[first], false);
+      if (table_.tail.empty() || !r.name.starts_with("GPU") || !r.tail.back().text.empty()) {
+        found = std::move(r);
+        last = first + 1;
+      }
+    }
     if (!found) throw data_error(*why);
     if (has_row(found->name))
       refuse(name_, found->at, "the row of ", found->name, " appears twice");
@@ -280,7 +296,7 @@ class matrix_reader {
     return equal(a.cells, b.cells) && equal(a.tail, b.tail);
   }
 
-  matrix_row cut(const clean_line& l, bool joined) {
+  [[nodiscard]] matrix_row cut(const clean_line& l, bool joined) const {
     matrix_row r;
     r.name = row_name(l);
     std::size_t i = skip(l, 0);
@@ -291,7 +307,10 @@ class matrix_reader {
       const std::string_view column = table_.devices[r.cells.size()];
       const std::size_t before = i;
       i = empty_cell(l, i);
-      if (i == before && !r.cells.empty()) touching = true;
+      // Hands that align a table double its tabs: then tabs no longer tell the trailing columns.
+      const std::string_view gap = std::string_view(l.text).substr(before, i - before);
+      if (i == before ? !r.cells.empty() : std::count(gap.begin(), gap.end(), '\t') > 1)
+        touching = true;
       if (i >= l.text.size())
         refuse(name_, l.at(i), "row ", r.name, " ends before column ", column);
       const std::string_view rest = std::string_view(l.text).substr(i);
@@ -311,16 +330,11 @@ class matrix_reader {
     tail(l, i, r, touching, joined);
     return r;
   }
-  /// Skips what lies between two cells: blanks and one '|'. Two separators in a row would be an
-  /// empty cell.
+  /// Skips what lies between two cells: blanks and one '|'; two would hold an empty cell.
   std::size_t empty_cell(const clean_line& l, std::size_t i) const {
-    int tabs = 0, pipes = 0;
-    for (; i < l.text.size() && separates(l.text[i]); ++i) {
-      tabs += l.text[i] == '\t' ? 1 : 0;
-      pipes += l.text[i] == '|' ? 1 : 0;
-    }
-    if ((tabs > 1 || pipes > 1) && i < l.text.size())
-      refuse(name_, l.at(i - 1), "an empty cell between two devices");
+    int pipes = 0;
+    for (; i < l.text.size() && separates(l.text[i]); ++i) pipes += l.text[i] == '|' ? 1 : 0;
+    if (pipes > 1 && i < l.text.size()) refuse(name_, l.at(i - 1), "an empty cell between devices");
     return i;
   }
 
@@ -403,9 +417,10 @@ class matrix_reader {
 
 } // namespace detail
 
-/// Whether a text holds such a table.
-[[nodiscard]] inline bool has_matrix(std::string_view text) {
-  return text.find("GPU0") != std::string_view::npos;
+/// The line of the header of such a table; no_line if a text holds none.
+[[nodiscard]] inline std::size_t matrix_line(std::string_view text) {
+  if (text.find("GPU") == std::string_view::npos) return no_line;
+  return detail::matrix_reader(text, {}).header_line();
 }
 
 } // namespace polyrank::probe

@@ -156,6 +156,7 @@ struct gpu {
   fact<std::int64_t> nvlink_present, nvlink_active, nvlink_version, c2c_links;
   std::vector<nvlink_peer> nvlink_peers;
   bool nvlink_described = false; ///< the source says which NVLinks there are, if any
+  bool nvlink_uncounted = false; ///< the source shows that there are some, not how many
   link_family family = link_family::nvlink;
   fact<std::string> iommu;        ///< "identity", "DMA", "DMA-FQ": how the kernel maps its accesses
   fact<std::string> fabric_state; ///< "not supported", "not started", "in progress", "completed"
@@ -171,6 +172,7 @@ struct gpu {
 
   [[nodiscard]] nvlink_count links() const noexcept {
     if (nvlink_active.known()) return nvlink_count::of(static_cast<int>(*nvlink_active));
+    if (nvlink_uncounted) return {nvlink_count::knowledge::unknown, 0};
     if (!nvlink_described) return {};
     int sum = 0;
     for (const nvlink_peer& p : nvlink_peers) sum += p.links;
@@ -251,13 +253,14 @@ struct gpu_pair {
   fact<std::string> nccl;               ///< what NCCL will use: "P2P", "SHM", "NET"
 };
 
-/// The best link of a pair: "NV18", "XGMI1", "NV?" where only CUDA's word tells of NVLink, or the
-/// PCI class.
+/// The best link of a pair: "NV18", "XGMI1", "NV?" where the number is not said (only CUDA's word
+/// or a rate tells of the links), or the PCI class.
 [[nodiscard]] inline std::string link_text(const gpu_pair& p) {
-  if (p.nvlink.what == nvlink_count::knowledge::unknown && p.peer_atomics.value_or(false))
-    return "NV?";
-  if (p.nvlink.some())
-    return polyrank::detail::cat(p.family == link_family::xgmi ? "XGMI" : "NV", p.nvlink.links);
+  const std::string_view family = p.family == link_family::xgmi ? "XGMI" : "NV";
+  if (p.nvlink.what == nvlink_count::knowledge::unknown &&
+      (p.peer_atomics.value_or(false) || p.via != route::unknown))
+    return polyrank::detail::cat(family, '?');
+  if (p.nvlink.some()) return polyrank::detail::cat(family, p.nvlink.links);
   return std::string(path_text(p.pci));
 }
 

@@ -10,8 +10,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <polyrank/probe/clean_line.hpp>
 #include <polyrank/probe/pci_tree.hpp>
-#include <polyrank/probe/source_text.hpp>
 
 #include <initializer_list>
 #include <map>
@@ -32,14 +32,19 @@ namespace detail {
 /// "NVIDIA", "AMD", "Intel" if the name is that of a compute GPU, else empty. `function`: audio,
 /// USB and serial ports of a card are functions 1, 2, 3.
 [[nodiscard]] inline std::string_view gpu_vendor(std::string_view name, int function) {
-  if (has_any(name, {"Audio", "USB", "UCSI", "Switch", "Bridge", " Port", "Ethernet", "nForce",
-                     "MCP", "Tegra", "BlueField", "ConnectX", "Device 1ac0", "Device 1ac1",
-                     "Device 1ac2", "Device 1af1", "Device 22a3"}))
+  if (function != 0 ||
+      has_any(name, {"Audio",       "USB",         "UCSI",        "Switch",      "Bridge",
+                     " Port",       "Ethernet",    "nForce",      "MCP",         "Tegra",
+                     "BlueField",   "ConnectX",    "Device 1ac0", "Device 1ac1", "Device 1ac2",
+                     "Device 1af1", "Device 22a3", "10de:1ac",    "10de:1af1",   "10de:22a3"}))
     return {};
-  if (name.starts_with("NVIDIA Corporation") && function == 0) return "NVIDIA";
-  if (name.find("[AMD/ATI]") != std::string_view::npos && function == 0) return "AMD";
+  // The display controllers of server boards.
+  if (has_any(name, {"ES1000", "Rage XL", "Rage 128", "RV100", "RN50"})) return {};
+  if (name.starts_with("NVIDIA Corporation") || name.starts_with("nVidia Corporation"))
+    return "NVIDIA";
+  if (name.find("[AMD/ATI]") != std::string_view::npos) return "AMD";
   if (name.starts_with("Intel Corporation") &&
-      has_any(name, {"Ponte Vecchio", "Data Center GPU", "Arctic Sound"}))
+      has_any(name, {"Ponte Vecchio", "Data Center GPU", "Arctic Sound", "[Arc ", "DG2"}))
     return "Intel";
   return {};
 }
@@ -53,6 +58,17 @@ namespace detail {
   return has_any(name, {"Ethernet", "Network", "NetXtreme", "Elastic Network Adapter"}) ? 2 : 0;
 }
 
+/// Whether a line draws the root of a tree.
+[[nodiscard]] inline bool starts_lspci(std::string_view line) noexcept {
+  return line.starts_with("-[") || line.starts_with("-+-[");
+}
+/// Whether a line of `lspci -tvv` shows an address range of the device above.
+[[nodiscard]] inline bool is_region(std::string_view line) noexcept {
+  return line.starts_with("Memory at ") || line.starts_with("I/O ports at ") ||
+         line.starts_with("Region ") || line.starts_with("[virtual] ") ||
+         line.starts_with("[enhanced] ");
+}
+
 class lspci_reader {
  public:
   lspci_reader(std::string_view text, std::string_view name, const std::map<std::string, int>& numa)
@@ -62,16 +78,37 @@ class lspci_reader {
   }
 
   machine run() {
-    std::size_t number = 0;
-    for (const std::string_view line : lines_of(text_)) {
-      at_ = {++number, 1};
-      if (trim(line).empty()) continue;
-      if (!started_ && !(line.starts_with("-[") || line.starts_with("-+-["))) continue; // a prompt
-      started_ = true;
-      read(line);
+    std::size_t number = 0, indent = 0, next = 0;
+    for (const std::string_view raw : lines_of(text_)) {
+      line_ = clean(raw, ++number);
+      const std::size_t start = line_.text.find_first_not_of(" \t");
+      if (start == std::string::npos) continue;
+      const bool root = starts_lspci(std::string_view(line_.text).substr(start));
+      if (m_.host_bridges.empty()) { // prompts and prose go before; all of it may be indented
+        if (!root) continue;
+        indent = start;
+      } else if (open_.empty()) { // the tree is complete
+        if (root && next == 0) next = number;
+        continue;
+      }
+      line_.drop(std::min(indent, start));
+      // Editors eat the blank below "-+-[0000:00]"; nothing else of a tree stands in its column.
+      if (!root && std::string_view("+|\\").find(line_.text[0]) != std::string_view::npos) {
+        line_.text.insert(0, 1, ' ');
+        line_.columns.insert(line_.columns.begin(), line_.columns.front());
+      }
+      read(line_.text);
     }
-    if (!started_) refuse(name_, {1, 1}, "no line that starts a tree (\"-[0000:00]-\")");
+    if (m_.host_bridges.empty())
+      refuse(name_, {1, 1}, "no line that starts a tree (\"-[0000:00]-\")");
+    if (!open_.empty())
+      refuse(name_, {number, 1}, "the tree is cut off: a branch hangs in column ",
+             open_.back().column + indent + 1, ", and no \"\\-\" ends it");
+    if (!named_)
+      refuse(name_, {1, 1}, "the devices have no names, which tell what is a GPU: use `lspci -tv`");
     relate(m_, tree_, gpu_nodes_, nic_nodes_, ethernet_nodes_, source::file);
+    if (next > 0)
+      m_.notes.push_back(polyrank::detail::cat("line ", next, ": another tree, which is not read"));
     if (std::any_of(m_.pairs.begin(), m_.pairs.end(),
                     [](const gpu_pair& p) { return p.node_or_sys; }))
       m_.notes.push_back("lspci shows no NUMA nodes: pairs on different host bridges are NODE or "
@@ -90,7 +127,7 @@ class lspci_reader {
 
   template <class... Pieces>
   [[noreturn]] void fail(std::size_t column, const Pieces&... what) const {
-    refuse(name_, {at_.line, column + 1}, what...);
+    refuse(name_, line_.at(column), what...);
   }
 
   void read(std::string_view line) {
@@ -102,6 +139,7 @@ class lspci_reader {
     } else {
       i = line.find_first_not_of(" |");
       if (i == std::string_view::npos) return; // only trunks
+      if (is_region(line.substr(i))) return;   // of `lspci -tvv`
       if (line[i] != '+' && line[i] != '\\') fail(i, "'+' or '\\' expected");
       while (!open_.empty() && open_.back().column > i) open_.pop_back();
       if (open_.empty() || open_.back().column != i)
@@ -181,6 +219,16 @@ class lspci_reader {
   }
 
   void known_by_name(std::string_view name, pci_address address, std::size_t node) {
+    named_ = named_ || !name.empty();
+    // The display of an AMD processor sits beside its security processor: not a GPU to train on.
+    if (has_any(name, {"PSP", "Cryptographic Coprocessor", "CCP"}) && !m_.gpus.empty()) {
+      const pci_address& last = *m_.gpus.back().address;
+      if (last.domain == address.domain && last.bus == address.bus &&
+          last.device == address.device) {
+        m_.gpus.pop_back();
+        gpu_nodes_.pop_back();
+      }
+    }
     if (const std::string_view vendor = gpu_vendor(name, address.function); !vendor.empty()) {
       gpu g;
       g.name = polyrank::detail::cat("GPU", m_.gpus.size());
@@ -203,8 +251,8 @@ class lspci_reader {
 
   std::string_view text_, name_;
   const std::map<std::string, int>& numa_;
-  place at_;
-  bool started_ = false;
+  clean_line line_;
+  bool named_ = false; ///< a device with a name was seen
   machine m_;
   pci_tree tree_;
   std::vector<branch> open_;
@@ -212,6 +260,16 @@ class lspci_reader {
 };
 
 } // namespace detail
+
+/// The line where a tree of lspci starts; no_line if none does.
+[[nodiscard]] inline std::size_t lspci_line(std::string_view text) {
+  std::size_t number = 0;
+  for (const std::string_view line : lines_of(text)) {
+    ++number;
+    if (detail::starts_lspci(trim(clean(line, number).text))) return number;
+  }
+  return no_line;
+}
 
 /// The machine that `lspci -tv` shows. `numa`: the node of host bridges ("0000:20"), where it is
 /// known from elsewhere. @throws data_error with line and column

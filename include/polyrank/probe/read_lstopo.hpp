@@ -32,6 +32,12 @@ class lstopo_reader {
 
   machine run() {
     const xml_element& root = doc_.nodes[0];
+    lists_nvlinks_ = root.get("version").starts_with("3"); // where the infos moved to the root
+    infos(root);
+    for (const xml_element& e : doc_.nodes)
+      if (e.get("subtype") == "GPUMemory")
+        gpu_memory_[static_cast<int>(integer(doc_, e, "os_index", -1))] =
+            parse_pci_address(info(e, "PCIBusID"));
     for (const std::size_t i : root.children)
       if (doc_.nodes[i].name == "object") object(doc_.nodes[i], {}, pci_node::none);
     std::sort(m_.numa_nodes.begin(), m_.numa_nodes.end(),
@@ -69,23 +75,26 @@ class lstopo_reader {
       tree = device(e, here, tree);
     } else if (type == "NUMANode") {
       const int id = static_cast<int>(integer(doc_, e, "os_index", -1));
+      if (gpu_memory_.contains(id)) return;
       m_.numa_nodes.push_back({id, mask(e, "cpuset")});
       here = {id, mask(e, "cpuset")};
     } else if (type != "OSDev" && type != "Misc") {
       if (const cpu_list cpus = mask(e, "cpuset"); !cpus.empty()) here.cpus = cpus;
-      if (const cpu_list nodes = mask(e, "nodeset"); !nodes.empty())
+      cpu_list nodes = mask(e, "nodeset");
+      std::erase_if(nodes, [&](int id) { return gpu_memory_.contains(id); });
+      if (!nodes.empty())
         here.numa = nodes.size() == 1 ? std::optional<int>(nodes[0]) : std::nullopt;
-      for (const std::size_t i : e.children) {
-        const xml_element& info = doc_.nodes[i];
-        if (info.name != "info") continue;
-        if (info.get("name") == "HostName") m_.host = info.get("value");
-        if (info.get("name") == "CPUModel" && m_.cpu_model.empty())
-          m_.cpu_model = info.get("value");
-        if (info.get("name") == "hwlocVersion") version(info.get("value"));
-      }
+      infos(e);
     }
     for (const std::size_t i : e.children)
       if (doc_.nodes[i].name == "object") object(doc_.nodes[i], here, tree);
+  }
+
+  /// What hwloc says of the machine as a whole.
+  void infos(const xml_element& e) {
+    if (const std::string_view host = info(e, "HostName"); !host.empty()) m_.host = host;
+    if (m_.cpu_model.empty()) m_.cpu_model = info(e, "CPUModel");
+    if (const std::string_view hwloc = info(e, "hwlocVersion"); !hwloc.empty()) version(hwloc);
   }
 
   void version(std::string_view text) {
@@ -93,7 +102,7 @@ class lstopo_reader {
     const char* const end = text.data() + text.size();
     const auto [p, code] = std::from_chars(text.data(), end, high);
     if (code == std::errc() && p != end) std::from_chars(p + 1, end, low);
-    lists_nvlinks_ = high > 2 || (high == 2 && low >= 5);
+    lists_nvlinks_ = lists_nvlinks_ || high > 2 || (high == 2 && low >= 5);
   }
 
   std::size_t bridge(const xml_element& e, const locality& here, std::size_t parent) {
@@ -119,7 +128,11 @@ class lstopo_reader {
     if (!class_id) refuse(doc_.name, e.at, "pci_type=\"", kind, "\" does not start with a class");
     const bool display = *class_id >> 8 == 0x03 || *class_id >> 8 == 0x12;
     const bool known_vendor = vendor && (*vendor == 0x10de || *vendor == 0x1002);
-    if (display && (known_vendor || has_compute(e)))
+    const bool of_board = kind.starts_with("0300 [1002:515e]") || // ES1000, Rage XL
+                          kind.starts_with("0300 [1002:4752]");
+    const bool has_memory = std::any_of(gpu_memory_.begin(), gpu_memory_.end(),
+                                        [&](const auto& of) { return of.second == address; });
+    if (display && ((known_vendor && !of_board) || has_memory || has_compute(e)))
       add_gpu(e, *address, vendor, here, at);
     else if (*class_id >> 8 == 0x02)
       add_nic(e, *address, *class_id, here, at);
@@ -153,6 +166,8 @@ class lstopo_reader {
     if (vendor) g.vendor = {vendor_name(*vendor), source::file};
     if (here.numa) g.numa = {*here.numa, source::file};
     if (!here.cpus.empty()) g.cpus = {here.cpus, source::file};
+    for (const auto& [id, of] : gpu_memory_)
+      if (of == address) g.gpu_numa.learn(id, source::file);
     if (rate(e) > 0) g.pcie_gb_per_s = {rate(e), source::file};
     for (const std::size_t i : e.children) {
       const xml_element& os = doc_.nodes[i];
@@ -204,7 +219,11 @@ class lstopo_reader {
   void distances(const xml_element& e) {
     const std::string_view name = e.get("name");
     if (name != "NVLinkBandwidth" && name != "XGMIBandwidth") return;
-    std::vector<std::string> objects;
+    struct object {
+      std::size_t gpu; // pci_node::none: not one
+      bool is_switch;
+    };
+    std::vector<object> objects;
     std::vector<double> values;
     for (const std::size_t i : e.children) {
       const xml_element& part = doc_.nodes[i];
@@ -213,9 +232,13 @@ class lstopo_reader {
         const std::size_t end = std::min(text.find_first_of(" \t\r\n"), text.size());
         std::string_view word = text.substr(0, end);
         if (part.name == "indexes") {
-          if (const std::size_t colon = word.rfind(':'); colon != std::string_view::npos)
-            word = word.substr(colon + 1); // "OSDev:250" where types differ
-          objects.emplace_back(word);
+          // "OSDev:250" where types differ; links to a "Package:3" are not links between GPUs.
+          const std::size_t colon = word.rfind(':');
+          const auto found = by_index_.find(std::string(word.substr(colon + 1)));
+          const bool is_gpu = found != by_index_.end();
+          objects.push_back({is_gpu ? found->second : pci_node::none,
+                             !is_gpu && (colon == std::string_view::npos ||
+                                         word.starts_with("OSDev") || word.starts_with("PCI"))});
         } else if (part.name == "u64values") {
           values.push_back(std::strtod(std::string(word).c_str(), nullptr));
         }
@@ -225,26 +248,24 @@ class lstopo_reader {
     if (objects.empty() || values.size() != objects.size() * objects.size())
       refuse(doc_.name, e.at, "distances ", name, ": ", objects.size(), " objects, but ",
              values.size(), " values");
+    const std::size_t gpus = m_.gpus.size();
+    std::vector<double> between(gpus * gpus), to_switch(gpus);
+    for (std::size_t i = 0; i < objects.size(); ++i)
+      for (std::size_t j = 0; j < objects.size() && objects[i].gpu != pci_node::none; ++j) {
+        const double value = values[i * objects.size() + j];
+        if (objects[j].gpu != pci_node::none)
+          between[objects[i].gpu * gpus + objects[j].gpu] = value;
+        else if (objects[j].is_switch)
+          to_switch[objects[i].gpu] += value;
+      }
     for (gpu_pair& p : m_.pairs) {
-      double direct = 0, shared = 0;
-      const auto is = [&](std::size_t o, std::size_t g) {
-        const auto found = by_index_.find(objects[o]);
-        return found != by_index_.end() && found->second == g;
-      };
-      for (std::size_t i = 0; i < objects.size(); ++i)
-        for (std::size_t j = 0; j < objects.size(); ++j) {
-          if (i == j) continue;
-          const double value = values[i * objects.size() + j];
-          if (is(i, p.a) && is(j, p.b))
-            direct = value;
-          else if (is(i, p.a) && !by_index_.contains(objects[j]))
-            shared += value;
-        }
+      const double direct = between[p.a * gpus + p.b];
+      const double shared = std::min(to_switch[p.a], to_switch[p.b]);
       if (direct <= 0 && shared <= 0) continue;
       if (name == "XGMIBandwidth") p.family = link_family::xgmi;
       p.nvlink.what = nvlink_count::knowledge::unknown; // a rate, not a number of links
       p.via = direct > 0 ? route::direct : route::by_switch;
-      m_.gpus[p.a].nvlink_described = m_.gpus[p.b].nvlink_described = false;
+      m_.gpus[p.a].nvlink_uncounted = m_.gpus[p.b].nvlink_uncounted = true;
     }
     for (gpu_pair& p : m_.pairs)
       if (p.nvlink.what == nvlink_count::knowledge::not_described) p.nvlink = nvlink_count::of(0);
@@ -254,7 +275,8 @@ class lstopo_reader {
   machine m_;
   pci_tree tree_;
   std::vector<std::size_t> gpu_nodes_, nic_nodes_, ethernet_nodes_;
-  std::map<std::string, std::size_t> by_index_; // hwloc's gp_index -> GPU
+  std::map<std::string, std::size_t> by_index_;          // hwloc's gp_index -> GPU
+  std::map<int, std::optional<pci_address>> gpu_memory_; // NUMA nodes that are a GPU's memory
   bool lists_nvlinks_ = false;
 };
 

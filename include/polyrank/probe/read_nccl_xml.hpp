@@ -22,13 +22,16 @@ namespace polyrank::probe {
 
 namespace detail {
 
-/// An integer attribute; refuses text that is none. `otherwise` where it is absent.
+/// An integer attribute, also hexadecimal ("0x1"); refuses text that is none. `otherwise` where it
+/// is absent.
 [[nodiscard]] inline std::int64_t integer(const xml_document& doc, const xml_element& e,
                                           std::string_view attribute, std::int64_t otherwise) {
   const std::string* text = e.find(attribute);
   if (text == nullptr) return otherwise;
   std::int64_t value = 0;
-  const auto [end, code] = std::from_chars(text->data(), text->data() + text->size(), value);
+  const bool hex = text->starts_with("0x");
+  const auto [end, code] = std::from_chars(text->data() + (hex ? 2 : 0),
+                                           text->data() + text->size(), value, hex ? 16 : 10);
   if (code != std::errc() || end != text->data() + text->size())
     refuse(doc.name, e.at, '<', e.name, " ", attribute, "=\"", *text, "\">: not an integer");
   return value;
@@ -108,6 +111,8 @@ class nccl_xml_reader {
         pci(child, at, node);
       else if (child.name == "nic")
         nics(child, at, node, nullptr);
+      else if (child.name == "gpu")
+        refuse(doc_.name, child.at, "<gpu> stands outside of a <pci>");
     }
   }
 
@@ -116,10 +121,11 @@ class nccl_xml_reader {
     if (id == nullptr) refuse(doc_.name, e.at, "<pci> without busid");
     const auto address = parse_pci_address(*id);
     if (!address) refuse(doc_.name, e.at, "busid=\"", *id, "\" is no PCI address");
-    if (!seen_.insert(*address).second)
-      refuse(doc_.name, e.at, "busid=\"", *id, "\" appears twice");
     const auto class_id = hex_attribute(e, "class");
     if (!class_id) refuse(doc_.name, e.at, "<pci busid=\"", *id, "\"> without a class");
+    // Addresses of bridges are often made up; those of devices are keys.
+    if (*class_id >> 8 != 0x0604 && !seen_.insert(*address).second)
+      refuse(doc_.name, e.at, "busid=\"", *id, "\" appears twice");
     const std::uint32_t base = *class_id >> 16, kind = *class_id >> 8;
     const bool is_gpu = base == 0x03 || base == 0x12;
     pci_node node_of{kind == 0x0604 ? pci_node::kind::bridge : pci_node::kind::device, parent,
@@ -133,6 +139,9 @@ class nccl_xml_reader {
     for (const std::size_t i : e.children) {
       const xml_element& child = doc_.nodes[i];
       if (child.name == "pci") pci(child, at, node);
+      if (child.name == "gpu" && !is_gpu)
+        refuse(doc_.name, child.at, "<gpu> in a <pci> of class ", e.get("class"),
+               ", which is no GPU's (0x03...., AMD also 0x12....)");
       if (child.name == "nic") {
         nics(child, at, node, &e);
         has_nic = true;
@@ -239,6 +248,9 @@ class nccl_xml_reader {
     if (node.id >= 0) n.numa = {node.id, source::file};
     if (!node.cpus.empty()) n.cpus = {node.cpus, source::file};
     if (link != pcie_link{}) n.pcie_now = {link, source::file};
+    // Sockets have no port number; the ports of RDMA devices count from 1.
+    n.rdma = ports.empty() ||
+             std::any_of(ports.begin(), ports.end(), [](const net_port& p) { return p.port > 0; });
     n.ports = std::move(ports);
     nic_nodes_.push_back(at);
     m_.nics.push_back(std::move(n));

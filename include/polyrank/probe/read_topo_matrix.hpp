@@ -90,7 +90,7 @@ class topo_matrix_reader {
         if (cells[a][b] != nullptr && a != b) link(a, b, *cells[a][b], cells[b][a]);
     for (nic& x : m_.nics)
       x.to_nics[static_cast<std::size_t>(&x - m_.nics.data())] = path_class::pix;
-    for (gpu& g : m_.gpus) g.nvlink_described = true;
+    for (gpu& g : m_.gpus) g.nvlink_described = m_.gpus.size() > 1; // shown by pairs only
     infer_route(m_);
     totals();
     nic_legend();

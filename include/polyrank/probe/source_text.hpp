@@ -18,6 +18,9 @@ struct place {
   std::size_t line = 1, column = 1;
 };
 
+/// In place of the line of what a text does not hold.
+inline constexpr std::size_t no_line = static_cast<std::size_t>(-1);
+
 /// Throws data_error "name:line:column: what".
 template <class... Pieces>
 [[noreturn]] void refuse(std::string_view name, place at, const Pieces&... what) {
