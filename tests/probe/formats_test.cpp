@@ -385,6 +385,18 @@ TEST_CASE("hwloc: NVLink rates between GPUs and through a switch") {
   };
   CHECK(through("PCIDev").pair(0, 1).via == route::by_switch);
   CHECK(link_text(through("Package").pair(0, 1)) == "PHB");
+  // AMD's: who is linked, and no more.
+  const auto peers = [&](const char* of_first) {
+    return read_topology(
+        replaced(replaced(file(""), "name=\"nvml0\" osdev_type=\"1\"/>",
+                          polyrank::detail::cat("name=\"rsmi0\"><info name=\"XGMIPeers\" value=\"",
+                                                of_first, " \"/></object>")),
+                 "name=\"nvml1\" osdev_type=\"1\"/>",
+                 "name=\"rsmi1\"><info name=\"XGMIPeers\" value=\"rsmi0 \"/></object>"),
+        "f");
+  };
+  CHECK(link_text(peers("rsmi2 rsmi1").pair(0, 1)) == "XGMI?");
+  CHECK(link_text(peers("rsmi11").pair(0, 1)) == "PHB");
 }
 
 TEST_CASE("hwloc: memory of a GPU is no node of the host; format 3 keeps its infos at the end") {

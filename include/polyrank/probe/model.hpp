@@ -258,7 +258,7 @@ struct gpu_pair {
 [[nodiscard]] inline std::string link_text(const gpu_pair& p) {
   const std::string_view family = p.family == link_family::xgmi ? "XGMI" : "NV";
   if (p.nvlink.what == nvlink_count::knowledge::unknown &&
-      (p.peer_atomics.value_or(false) || p.via != route::unknown))
+      (p.peer_atomics.value_or(false) || p.via != route::unknown || p.family == link_family::xgmi))
     return polyrank::detail::cat(family, '?');
   if (p.nvlink.some()) return polyrank::detail::cat(family, p.nvlink.links);
   return std::string(path_text(p.pci));

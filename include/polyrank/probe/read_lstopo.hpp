@@ -9,6 +9,7 @@
 #pragma once
 
 #include <polyrank/probe/pci_tree.hpp>
+#include <polyrank/probe/read_lspci.hpp>
 #include <polyrank/probe/read_nccl_xml.hpp>
 #include <polyrank/probe/xml.hpp>
 
@@ -48,6 +49,7 @@ class lstopo_reader {
         p.nvlink = nvlink_count::of(0);
     for (const std::size_t i : root.children)
       if (doc_.nodes[i].name.starts_with("distances2")) distances(doc_.nodes[i]);
+    xgmi_peers();
     return std::move(m_);
   }
 
@@ -174,7 +176,13 @@ class lstopo_reader {
       if (os.get("type") != "OSDev") continue;
       if (os.get("name").starts_with("nvml") || os.get("name").starts_with("rsmi")) {
         g.nvlink_described = lists_nvlinks_;
-        if (!info(os, "NVIDIAUUID").empty()) g.uuid = info(os, "NVIDIAUUID");
+        for (const char* name : {"NVIDIAUUID", "AMDUUID"})
+          if (!info(os, name).empty()) g.uuid = info(os, name);
+        if (const std::string_view peers = info(os, "XGMIPeers"); !peers.empty()) {
+          g.family = link_family::xgmi;
+          peers_[std::string(os.get("name"))] = {m_.gpus.size(),
+                                                 polyrank::detail::cat(' ', peers, ' ')};
+        }
       }
       if (!info(os, "GPUModel").empty()) g.model = info(os, "GPUModel");
       by_index_[e_index(os)] = m_.gpus.size();
@@ -191,7 +199,8 @@ class lstopo_reader {
     n.model = info(e, "PCIDevice");
     if (here.numa) n.numa = {*here.numa, source::file};
     if (!here.cpus.empty()) n.cpus = {here.cpus, source::file};
-    bool rdma = class_id == 0x0207;
+    const std::string_view ids = e.get("pci_type"); // "0200 [17db:0501] ..."
+    bool rdma = class_id == 0x0207 || has_any(ids, {"[17db:", "[1d0f:efa"}); // Slingshot, EFA
     for (const std::size_t i : e.children) {
       const xml_element& os = doc_.nodes[i];
       if (os.get("type") != "OSDev") continue;
@@ -213,6 +222,20 @@ class lstopo_reader {
 
   [[nodiscard]] std::string e_index(const xml_element& e) const {
     return std::string(e.get("gp_index"));
+  }
+
+  /// XGMIPeers, "rsmi1 rsmi2": which GPUs are linked, but neither how nor by how many links.
+  void xgmi_peers() {
+    for (const auto& [name_a, a] : peers_)
+      for (const auto& [name_b, b] : peers_) {
+        if (a.gpu >= b.gpu ||
+            a.names.find(polyrank::detail::cat(' ', name_b, ' ')) == std::string::npos)
+          continue;
+        gpu_pair& p = m_.pair(a.gpu, b.gpu);
+        p.family = link_family::xgmi;
+        p.nvlink.what = nvlink_count::knowledge::unknown;
+        m_.gpus[a.gpu].nvlink_uncounted = m_.gpus[b.gpu].nvlink_uncounted = true;
+      }
   }
 
   /// NVLinkBandwidth or XGMIBandwidth: a square matrix of MB/s between objects.
@@ -262,7 +285,8 @@ class lstopo_reader {
       const double direct = between[p.a * gpus + p.b];
       const double shared = std::min(to_switch[p.a], to_switch[p.b]);
       if (direct <= 0 && shared <= 0) continue;
-      if (name == "XGMIBandwidth") p.family = link_family::xgmi;
+      if (name == "XGMIBandwidth")
+        p.family = m_.gpus[p.a].family = m_.gpus[p.b].family = link_family::xgmi;
       p.nvlink.what = nvlink_count::knowledge::unknown; // a rate, not a number of links
       p.via = direct > 0 ? route::direct : route::by_switch;
       m_.gpus[p.a].nvlink_uncounted = m_.gpus[p.b].nvlink_uncounted = true;
@@ -275,7 +299,12 @@ class lstopo_reader {
   machine m_;
   pci_tree tree_;
   std::vector<std::size_t> gpu_nodes_, nic_nodes_, ethernet_nodes_;
-  std::map<std::string, std::size_t> by_index_;          // hwloc's gp_index -> GPU
+  std::map<std::string, std::size_t> by_index_; // hwloc's gp_index -> GPU
+  struct xgmi {
+    std::size_t gpu;
+    std::string names;
+  };
+  std::map<std::string, xgmi> peers_;                    // "rsmi0" -> what its XGMIPeers say
   std::map<int, std::optional<pci_address>> gpu_memory_; // NUMA nodes that are a GPU's memory
   bool lists_nvlinks_ = false;
 };

@@ -83,7 +83,8 @@ namespace detail {
           continue;
         }
         const gpu_pair& p = m.pair(a, b);
-        std::string cell = p.node_or_sys ? "NODE|SYS" : link_text(p);
+        std::string cell = link_text(p);
+        if (p.node_or_sys && cell == path_text(p.pci)) cell = "NODE|SYS";
         if (p.p2p_read.known() && p.p2p_read.from == source::file) cell = *p.p2p_read;
         rows.back().push_back(cell == "unknown" ? "?" : cell);
       }
