@@ -25,6 +25,10 @@ namespace {
       detail::cat(path.string(), ": ", what, ": ", std::generic_category().message(code)));
 }
 
+void check_size(std::string_view name, std::size_t size, std::size_t most) {
+  if (size > most) throw data_error(detail::cat(name, ": more than ", most >> 20, " MiB"));
+}
+
 struct file_closer {
   void operator()(std::FILE* f) const noexcept { std::fclose(f); }
 };
@@ -32,7 +36,8 @@ using file = std::unique_ptr<std::FILE, file_closer>;
 
 } // namespace
 
-std::vector<std::byte> gunzip(std::span<const std::byte> packed, std::string_view name) {
+std::vector<std::byte> gunzip(std::span<const std::byte> packed, std::string_view name,
+                              std::size_t most) {
   const auto broken = [&](std::size_t at, std::string_view what) -> data_error {
     return data_error(
         detail::cat(name, ": ", what, " (at packed byte ", at, " of ", packed.size(), ")"));
@@ -46,17 +51,18 @@ std::vector<std::byte> gunzip(std::span<const std::byte> packed, std::string_vie
     const std::unique_ptr<z_stream, int (*)(z_stream*)> guard(&z, inflateEnd);
     int status = Z_OK;
     while (status != Z_STREAM_END) {
-      constexpr std::size_t most = std::numeric_limits<uInt>::max();
+      constexpr std::size_t chunk = std::numeric_limits<uInt>::max();
       if (out.size() - made < 1 << 16)
         out.resize(std::max(out.size() * 2, packed.size() * 4 + (1 << 17)));
       z.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(packed.data() + used));
-      z.avail_in = static_cast<uInt>(std::min(packed.size() - used, most));
+      z.avail_in = static_cast<uInt>(std::min(packed.size() - used, chunk));
       z.next_out = reinterpret_cast<Bytef*>(out.data() + made);
-      z.avail_out = static_cast<uInt>(std::min(out.size() - made, most));
+      z.avail_out = static_cast<uInt>(std::min(out.size() - made, chunk));
       const uInt in_before = z.avail_in, out_before = z.avail_out;
       status = inflate(&z, Z_NO_FLUSH);
       used += in_before - z.avail_in;
       made += out_before - z.avail_out;
+      check_size(name, made, most);
       if (status == Z_BUF_ERROR || (status == Z_OK && used == packed.size() && z.avail_out != 0))
         throw broken(used, "the gzip file is truncated");
       if (status != Z_OK && status != Z_STREAM_END)
@@ -68,7 +74,7 @@ std::vector<std::byte> gunzip(std::span<const std::byte> packed, std::string_vie
   return out;
 }
 
-std::vector<std::byte> read_file(const std::filesystem::path& path) {
+std::vector<std::byte> read_file(const std::filesystem::path& path, std::size_t most) {
   const file f(std::fopen(path.c_str(), "rb"));
   if (!f) fail(path, "cannot open", errno);
   std::vector<std::byte> bytes;
@@ -78,11 +84,12 @@ std::vector<std::byte> read_file(const std::filesystem::path& path) {
     const std::size_t got = std::fread(bytes.data() + size, 1, 1 << 20, f.get());
     size += got;
     if (got == 0) break;
+    check_size(path.string(), size, most);
   }
   if (std::ferror(f.get()) != 0) fail(path, "cannot read", errno);
   bytes.resize(size);
   const bool packed = size >= 2 && bytes[0] == std::byte{0x1f} && bytes[1] == std::byte{0x8b};
-  return packed ? gunzip(bytes, path.string()) : bytes;
+  return packed ? gunzip(bytes, path.string(), most) : bytes;
 }
 
 void write_file(const std::filesystem::path& path, std::span<const std::byte> bytes) {

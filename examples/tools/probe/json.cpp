@@ -586,7 +586,7 @@ report read_report_json(std::string_view text, std::string_view name) {
 }
 
 report read_any(const std::string& path, const std::map<std::string, int>& numa) {
-  const auto bytes = read_file(path);
+  const auto bytes = read_file(path, max_text_bytes);
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (trim(text).starts_with('{')) return read_report_json(text, path);
   report r;
