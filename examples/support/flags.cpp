@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/flags.hpp"
 
+#include <polyrank/core/text.hpp>
 #include <polyrank/core/version.hpp>
 
 #include <CLI/CLI.hpp>
@@ -74,8 +75,12 @@ std::optional<int> parse_flags(CLI::App& app, int argc, char** argv) {
     if (first_process()) std::puts(e.what());
     return 0;
   } catch (const CLI::ParseError& e) {
+    std::string what = e.what();
+    if (app.get_require_subcommand_min() > 0 && argc > 1 && argv[1][0] != '-' &&
+        app.get_subcommands([&](const CLI::App* s) { return s->check_name(argv[1]); }).empty())
+      what = polyrank::detail::cat(argv[1], " is no subcommand"); // CLI11 says that one is missing
     if (first_process())
-      std::fprintf(stderr, "%s: %s; see --help\n", app.get_name().c_str(), e.what());
+      std::fprintf(stderr, "%s: %s; see --help\n", app.get_name().c_str(), what.c_str());
     return 2;
   }
 }

@@ -418,10 +418,21 @@ TEST_CASE("launch line: bound by node where the GPUs follow the nodes, else not"
   }
   launch_request r;
   r.hosts = 2;
-  CHECK(contains(mpirun_line(m, r).command, "-n 8 --host H1:4,H2:4,... --map-by ppr:2:numa:PE=2"));
+  CHECK(contains(mpirun_line(m, r).command, "-n 8 --host H1:4,H2:4 --map-by ppr:2:numa:PE=2"));
   CHECK(contains(srun_line(m, r).command, "--cpu-bind=mask_cpu:0xf,0xf,0xf0,0xf0"));
   m.gpus[0].numa = {1, source::file};
   CHECK(contains(mpirun_line(m, r).command, "--bind-to none"));
+  // CPUs known from the GPUs only; not at all; fewer than ranks.
+  m.numa_nodes.clear();
+  CHECK(contains(srun_line(m, r).command, "--cpus-per-task=2 "));
+  for (gpu& g : m.gpus) g.cpus = {};
+  CHECK_FALSE(contains(srun_line(m, r).command, "--cpus-per-task"));
+  m.numa_nodes = {{0, {0, 1}}};
+  r.hosts = 16;
+  r.ranks_per_host = 3;
+  CHECK(contains(srun_line(m, r).command, "--ntasks-per-node=3 --overcommit"));
+  CHECK(contains(mpirun_line(m, r).command, "-n 48 --host H1:3,H2:3,...,H16:3 "));
+  CHECK(contains(launch_text(mpirun_line(m, r)), "16 hosts x 3, with 4 GPUs"));
 }
 
 TEST_CASE("the guide holds the table of findings as the code has it, and every code once") {

@@ -323,7 +323,8 @@ class job {
       good = good && f.kind().level() == severity::warning;
       report_.findings.push_back(f);
     }
-    leave("data between ranks", good, cat(report_.rank_links.size(), " pairs"));
+    leave("data between ranks", good,
+          cat(report_.rank_links.size(), report_.rank_links.size() == 1 ? " pair" : " pairs"));
   }
 
   void data() {

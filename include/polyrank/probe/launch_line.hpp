@@ -6,6 +6,7 @@
 #include <polyrank/probe/model.hpp>
 #include <polyrank/probe/network_choice.hpp>
 
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,12 +31,31 @@ namespace detail {
 
 [[nodiscard]] inline int ranks_of(const machine& m, const launch_request& r, int cpus) {
   if (r.ranks_per_host > 0) return r.ranks_per_host;
-  return m.gpus.empty() ? std::min(cpus, 4) : static_cast<int>(m.gpus.size());
+  return m.gpus.empty() ? std::clamp(cpus, 1, 4) : static_cast<int>(m.gpus.size());
 }
+/// CPUs of the host, 0 if the source says nothing of them: of its NUMA nodes, or next to its GPUs.
 [[nodiscard]] inline int cpu_count(const machine& m) {
-  std::size_t n = 0;
-  for (const numa_node& node : m.numa_nodes) n += node.cpus.size();
-  return std::max(static_cast<int>(n), 1);
+  std::set<int> all;
+  for (const numa_node& node : m.numa_nodes) all.insert(node.cpus.begin(), node.cpus.end());
+  for (const gpu& g : m.gpus)
+    if (g.cpus.known()) all.insert(g.cpus.value->begin(), g.cpus.value->end());
+  return static_cast<int>(all.size());
+}
+/// "H1:8,H2:8" for two hosts of eight ranks, with dots in the middle of many.
+[[nodiscard]] inline std::string hosts_text(int hosts, int ranks) {
+  std::string out;
+  for (int h = 1; h <= hosts; ++h)
+    if (hosts <= 8 || h < 3 || h == hosts)
+      out += polyrank::detail::cat(h == 1 ? "H" : ",H", h, ':', ranks);
+    else if (h == 3)
+      out += ",...";
+  return out;
+}
+/// What `ranks` on each host are.
+[[nodiscard]] inline std::string ranks_text(const machine& m, int ranks) {
+  if (m.gpus.empty()) return "";
+  if (static_cast<int>(m.gpus.size()) == ranks) return ", one per GPU";
+  return polyrank::detail::cat(", with ", m.gpus.size(), " GPUs");
 }
 /// Whether local rank i's GPU is on node i / (ranks / nodes): what mapping by NUMA node does.
 [[nodiscard]] inline bool gpus_follow_nodes(const machine& m, int ranks) {
@@ -59,13 +79,13 @@ namespace detail {
     out.command += ' ' + flag;
     out.flags.emplace_back(flag, why);
   };
-  add(cat("-n ", r.hosts * ranks),
+  add(cat("-n ", static_cast<long long>(r.hosts) * ranks),
       cat("ranks in all: ", r.hosts, r.hosts == 1 ? " host x " : " hosts x ", ranks,
-          m.gpus.empty() ? "" : " (one per GPU)"));
+          detail::ranks_text(m, ranks)));
   if (r.hosts > 1)
-    add(cat("--host H1:", ranks, ",H2:", ranks, ",..."), "the hosts and the ranks that each takes");
-  const int each = std::max(cpus / std::max(ranks, 1), 1);
-  if (detail::gpus_follow_nodes(m, ranks)) {
+    add("--host " + detail::hosts_text(r.hosts, ranks), "the hosts and the ranks that each takes");
+  const int each = cpus / ranks;
+  if (each > 0 && detail::gpus_follow_nodes(m, ranks)) {
     const int per_node = ranks / static_cast<int>(m.numa_nodes.size());
     add(cat("--map-by ppr:", per_node, ":numa:PE=", each, " --use-hwthread-cpus"),
         cat(per_node, " ranks per NUMA node, ", each,
@@ -109,9 +129,11 @@ namespace detail {
   };
   add("--mpi=pmix", "how Open MPI learns its rank from Slurm");
   add(cat("--nodes=", r.hosts), "hosts");
-  add(cat("--ntasks-per-node=", ranks), m.gpus.empty() ? "ranks on each host" : "one rank per GPU");
-  add(cat("--cpus-per-task=", std::max(cpus / std::max(ranks, 1), 1)),
-      "all CPUs of the host, shared out");
+  add(cat("--ntasks-per-node=", ranks), "ranks on each host" + detail::ranks_text(m, ranks));
+  if (cpus >= ranks)
+    add(cat("--cpus-per-task=", cpus / ranks), "all CPUs of the host, shared out");
+  else if (cpus > 0)
+    add("--overcommit", "more ranks than CPUs");
   if (!m.gpus.empty()) {
     add(cat("--gpus-per-node=", m.gpus.size()),
         "every rank sees all GPUs of its host and takes the one of its local rank");
