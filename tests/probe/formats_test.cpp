@@ -344,6 +344,9 @@ TEST_CASE("lspci: in tickets, indented, quoted, with address ranges; cut off or 
   CHECK(contains(refusal(tree.substr(0, tree.find(" \\-["))), "cut off"));
   CHECK(contains(refusal(replaced(tree, "|           +-01", "garbage     +-01")), "f:2:2"));
   CHECK(contains(refusal("-[0000:00]-+-00.0\n           \\-01.0-[01]----00.0\n"), "lspci -tv"));
+  const machine told = read_topology(tree, "f", {{"0000:00", 0}, {"0000:40", 1}});
+  CHECK(told.pair(0, 1).pci == path_class::sys);
+  CHECK(told.gpus[1].numa.value_or(-1) == 1);
   // The table of a ticket comes first, and says what else is there.
   CHECK(read_topology(tabs + tree, "f").notes.at(0) ==
         "line 9: a tree of lspci, which is not read");

@@ -97,9 +97,12 @@ namespace detail {
     add("--bind-to none",
         m.gpus.empty()
             ? "each rank has several threads; binding it to one core would make them take turns"
+        : m.numa_nodes.empty()
+            ? "the NUMA nodes of the GPUs are not known; bind inside of the program instead"
+        : static_cast<int>(m.gpus.size()) != ranks
+            ? "the ranks are not one per GPU; bind inside of the program instead"
             : "the GPUs do not follow the NUMA nodes in order, so binding by node would put ranks "
-              "far from "
-              "their GPU; bind inside of the program instead");
+              "far from their GPU; bind inside of the program instead");
   }
   if (const auto i = choose_interface(r.interfaces, ""); i && r.hosts > 1) {
     const std::string& name = r.interfaces[*i].name;

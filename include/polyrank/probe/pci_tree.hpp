@@ -37,6 +37,11 @@ struct pci_tree {
     nodes.push_back(n);
     return nodes.size() - 1;
   }
+  /// The NUMA node of the host bridge above a device, if known.
+  [[nodiscard]] std::optional<int> numa_of(std::size_t i) const {
+    while (nodes[i].parent != pci_node::none) i = nodes[i].parent;
+    return nodes[i].numa;
+  }
 };
 
 namespace detail {

@@ -106,6 +106,13 @@ class lspci_reader {
              open_.back().column + indent + 1, ", and no \"\\-\" ends it");
     if (!named_)
       refuse(name_, {1, 1}, "the devices have no names, which tell what is a GPU: use `lspci -tv`");
+    const auto locate = [&](auto& devices, const std::vector<std::size_t>& at) {
+      for (std::size_t i = 0; i < at.size(); ++i)
+        if (const auto numa = tree_.numa_of(at[i])) devices[i].numa = {*numa, source::inferred};
+    };
+    locate(m_.gpus, gpu_nodes_);
+    locate(m_.nics, nic_nodes_);
+    locate(m_.ethernet, ethernet_nodes_);
     relate(m_, tree_, gpu_nodes_, nic_nodes_, ethernet_nodes_, source::file);
     if (next > 0)
       m_.notes.push_back(polyrank::detail::cat("line ", next, ": another tree, which is not read"));
