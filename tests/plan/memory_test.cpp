@@ -9,6 +9,13 @@
 #include <polyrank/zero/offload_setup.hpp>
 
 #include <cmath>
+#include <string>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 using namespace polyrank;
 using namespace polyrank::test;
@@ -201,4 +208,22 @@ TEST_CASE("threads for updates: the mask where ranks are bound, else a share", "
   REQUIRE(threads_for(4, 16, 2) == 4);
   REQUIRE(threads_for(2, 2, 8) == 1);
   REQUIRE(threads_for(0, 0, 0) == 1);
+#if defined(__linux__)
+  // As mpirun binds the ranks of a job of two.
+  std::vector<std::string> warnings;
+  std::size_t threads = 0;
+  host::loopback::run(1, [&](loop_comm& comm) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    if (sched_setaffinity(0, sizeof one, &one) == 0) // of this thread
+      threads = set_up_offload(comm.control(), 1, 0, warnings);
+  });
+  REQUIRE(threads == 1);
+  if (std::thread::hardware_concurrency() > 1) {
+    REQUIRE(warnings.size() == 1);
+    REQUIRE(warnings[0].find("may use 1 of") != std::string::npos);
+    REQUIRE(warnings[0].find("mpirun --bind-to none") != std::string::npos);
+  }
+#endif
 }

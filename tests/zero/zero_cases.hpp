@@ -127,6 +127,14 @@ std::vector<std::vector<float>> serial(const std::vector<std::size_t>& counts,
                    steps, blocks, max_norm, write);
 }
 
+/// What values of type V are for those masters.
+template <class V>
+std::vector<std::vector<float>> rounded_to(std::vector<std::vector<float>> tensors) {
+  for (auto& tensor : tensors)
+    for (float& x : tensor) x = static_cast<float>(static_cast<V>(x));
+  return tensors;
+}
+
 /// Elements whose bits differ from `expected`.
 template <class Optimizer>
 std::size_t wrong(const Optimizer& opt, const std::vector<std::vector<float>>& expected) {

@@ -20,9 +20,8 @@ template <class V, class Residency>
 std::size_t wrong_elements(host::communicator& comm, std::size_t stage, std::size_t micros,
                            std::size_t bucket, Residency home) {
   const std::size_t blocks = static_cast<std::size_t>(comm.size()) * micros;
-  auto expected = serial<adamw>(zero_counts, rates, 2, blocks, 1e9f, gradient_at);
-  for (auto& tensor : expected)
-    for (float& x : tensor) x = static_cast<float>(static_cast<V>(x));
+  const auto expected =
+      rounded_to<V>(serial<adamw>(zero_counts, rates, 2, blocks, 1e9f, gradient_at));
   host::stream s = comm.make_stream();
   sharded_optimizer<adamw, host::communicator, V, V, Residency> opt(
       comm, parameters_of<V>(zero_counts), rates,
