@@ -70,10 +70,16 @@ std::size_t wrong_with(int n, std::size_t micros, sharded_options o,
 
 template <class V, class Residency>
 static void check_product() {
-  const std::vector<std::size_t> counts{0, 1, 4097, 997, 0, 5003};
+  const std::vector<std::size_t> counts{0, 1, 4097, 31, 0, 1003};
+#if defined(__SANITIZE_THREAD__)
+  constexpr std::size_t every = sizeof(V) == sizeof(float) ? 1 : 3; // it is slow
+#else
+  constexpr std::size_t every = 1;
+#endif
   for (const int n : {1, 2, 3, 4, 5, 8})
     for (const std::size_t micros : {1, 2, 4})
       for (const std::size_t stage : {0, 1, 2}) {
+        if ((static_cast<std::size_t>(n) + micros + stage) % every != 0) continue;
         INFO("ranks " << n << ", microbatches " << micros << ", stage " << stage);
         const sharded_options o{.stage = stage, .bucket_bytes = 10000, .tail_bytes = 4000};
         REQUIRE(wrong_with<Residency, adamw, V>(n, micros, o, residency<Residency>(), counts) == 0);
