@@ -8,7 +8,10 @@
 #include <polyrank/plan/memory.hpp>
 #include <polyrank/zero/offload_setup.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <thread>
 #include <vector>
@@ -199,6 +202,20 @@ TEST_CASE("advice for too little memory comes in one order, as far as it applies
   const auto less = what_to_try({.ranks = 1, .stage = 2, .value = 2, .offload = true});
   for (const char* what : {"--precision", "--offload", "--zero", "more ranks"})
     REQUIRE(position(less, what) == less.size());
+}
+
+TEST_CASE("a pool gives out every element once", "[plan]") {
+  for (const std::size_t threads : {1, 2, 3, 7}) {
+    cpu_pool pool(threads);
+    for (const std::size_t count : {0, 1, 16383, 16384, 100'003, 1 << 20}) {
+      std::vector<std::uint8_t> times(count);
+      pool.share(count, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; ++i) ++times[i];
+      });
+      INFO(threads << " threads, " << count << " elements");
+      REQUIRE(std::count(times.begin(), times.end(), 1) == static_cast<std::ptrdiff_t>(count));
+    }
+  }
 }
 
 TEST_CASE("threads for updates: the mask where ranks are bound, else a share", "[plan]") {

@@ -43,7 +43,7 @@ struct upload {
 };
 /// Adds one that may go on where the last one ends.
 template <element V>
-void add(std::vector<upload<V>>& all, const upload<V>& next) {
+void add_upload(std::vector<upload<V>>& all, const upload<V>& next) {
   if (!all.empty() && all.back().at + all.back().to.size() == next.at &&
       all.back().to.data() + all.back().to.size() == next.to.data())
     all.back().to = {all.back().to.data(), all.back().to.size() + next.to.size()};

@@ -437,7 +437,7 @@ class sharded_optimizer {
         if (mine.runs.empty() || mine.runs.back().group != group)
           mine.runs.push_back({group, {at, at}});
         mine.runs.back().elements.end = at + f.count;
-        add(mine.uploads, {at, value});
+        add_upload(mine.uploads, {at, value});
         continue;
       }
       shard_piece<O, float, V> p;
