@@ -19,6 +19,7 @@
 #include <polyrank/hang/side_channel.hpp>
 #include <polyrank/hang/signals.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -154,7 +155,7 @@ class watchdog {
         since_ = std::chrono::steady_clock::now();
         return false;
       }
-      const auto wait = early ? std::chrono::milliseconds(200) : options_.confirm;
+      const auto wait = early ? std::min(options_.tick, options_.confirm) : options_.confirm;
       if (std::chrono::steady_clock::now() - since_ < wait) return false;
     }
     const verdict whole = judge(0, options_.deadline, true); // all records, not only the last

@@ -234,11 +234,23 @@ class world {
       static_cast<void>(state_.release()); // its MPI handles may still be in use by the peers
       return;
     }
+    if (s.owns) meet_at_the_end(s.comm);
     s.finalised = true;
     MPI_Comm_delete_attr(MPI_COMM_SELF, s.farewell);
     MPI_Comm_free_keyval(&s.farewell);
     MPI_Comm_free(&s.comm);
     if (s.owns) MPI_Finalize();
+  }
+
+  /// Waits until all ranks have come to the end. In MPI_Finalize, mpirun (Open MPI 4.1) may crash
+  /// or hang itself when the other ranks end meanwhile for another reason.
+  static void meet_at_the_end(MPI_Comm comm) noexcept {
+    MPI_Request everyone = MPI_REQUEST_NULL;
+    int here = MPI_Ibarrier(comm, &everyone) == MPI_SUCCESS ? 0 : 1;
+    for (int turn = 0; here == 0; ++turn) {
+      if (MPI_Test(&everyone, &here, MPI_STATUS_IGNORE) != MPI_SUCCESS) return; // a peer is gone
+      if (turn > 1000) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
 
   std::unique_ptr<state> state_;
