@@ -285,6 +285,26 @@ TEST_CASE("NCCL XML: bridges may share a made-up address, devices not; sockets d
                  "is no GPU's"));
 }
 
+TEST_CASE("NCCL XML: several hosts in one file, told apart by host_hash") {
+  const auto cpu = [](const char* hash, const char* address) {
+    return polyrank::detail::cat("<cpu ", hash, " numaid=\"0\"><pci busid=\"", address,
+                                 "\" class=\"0x030200\"><gpu/></pci></cpu>");
+  };
+  // The same address on both: each host has its own.
+  const std::string two =
+      polyrank::detail::cat("<system>", cpu("host_hash=\"0xa\"", "0008:06:00.0"),
+                            cpu("host_hash=\"0xb\"", "0008:06:00.0"),
+                            cpu("host_hash=\"0xb\"", "0009:06:00.0"), "</system>");
+  const std::vector<machine> all = read_machines(two, "f");
+  REQUIRE(all.size() == 2);
+  CHECK(all[0].gpus.size() == 1);
+  CHECK(all[1].host == "0xb");
+  CHECK(all[1].pair(0, 1).pci == path_class::sys);
+  CHECK(contains(refusal(two), "2 hosts"));
+  CHECK(contains(refusal(replaced(two, "<system>", "<system>" + cpu("", "01:00.0"))),
+                 "without host_hash"));
+}
+
 TEST_CASE("XML: entities, size, depth and broken files are refused with their place") {
   CHECK(contains(refusal("<!DOCTYPE a [<!ENTITY x \"y\">]><a/>"), "DOCTYPE declares"));
   CHECK(contains(refusal("<system a=\"&x;\"/>"), "not expanded"));

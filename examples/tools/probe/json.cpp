@@ -590,7 +590,7 @@ report read_any(const std::string& path, const std::map<std::string, int>& numa)
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (trim(text).starts_with('{')) return read_report_json(text, path);
   report r;
-  r.machines.push_back(read_topology(text, path, numa));
+  r.machines = read_machines(text, path, numa);
   return r;
 }
 

@@ -11,6 +11,7 @@
 #include <polyrank/probe/pci_tree.hpp>
 #include <polyrank/probe/xml.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <set>
 #include <string>
@@ -58,9 +59,11 @@ namespace detail {
 
 class nccl_xml_reader {
  public:
-  explicit nccl_xml_reader(const xml_document& doc) : doc_(doc) {
+  /// `only`: the host_hash of the host to read; empty: all is one host.
+  explicit nccl_xml_reader(const xml_document& doc, std::string_view only = {})
+      : doc_(doc), only_(only) {
     m_.format = "NCCL XML";
-    m_.host = doc.name;
+    m_.host = only.empty() ? std::string_view(doc.name) : only;
     tree_.how = pci_tree::shape::switches;
     tree_.across_is_sys = true;
   }
@@ -69,7 +72,9 @@ class nccl_xml_reader {
     const xml_element& root = doc_.nodes[0];
     for (const std::size_t i : root.children) {
       const xml_element& e = doc_.nodes[i];
-      if (e.name == "cpu")
+      if (e.name == "cpu" && !only_.empty() && e.get("host_hash") != only_)
+        continue;
+      else if (e.name == "cpu")
         cpu(e);
       else if (e.name != "nic" && e.name != "gpu" && e.name != "pci")
         m_.notes.push_back(
@@ -77,9 +82,6 @@ class nccl_xml_reader {
       else
         refuse(doc_.name, e.at, '<', e.name, "> stands outside of a <cpu>");
     }
-    if (hosts_.size() > 1)
-      refuse(doc_.name, root.at, "the file describes ", hosts_.size(),
-             " hosts (host_hash); split it into one file a host");
     if (amd_) m_.format = "RCCL XML";
     relate(m_, tree_, gpu_nodes_, nic_nodes_, {}, source::file);
     resolve_nvlinks(m_);
@@ -92,7 +94,6 @@ class nccl_xml_reader {
  private:
   void cpu(const xml_element& e) {
     const int numa = static_cast<int>(integer(doc_, e, "numaid", -1));
-    if (const std::string* host = e.find("host_hash")) hosts_.insert(*host);
     numa_node node{numa, {}};
     if (const std::string* mask = e.find("affinity")) {
       const auto cpus = parse_cpu_mask(*mask);
@@ -257,19 +258,41 @@ class nccl_xml_reader {
   }
 
   const xml_document& doc_;
+  std::string_view only_;
   machine m_;
   pci_tree tree_;
   std::vector<std::size_t> gpu_nodes_, nic_nodes_;
   std::set<pci_address> seen_;
-  std::set<std::string> hosts_;
   bool merged_ = false, amd_ = false;
 };
 
 } // namespace detail
 
-/// The machine that a topology file of NCCL or RCCL describes. @throws data_error
-[[nodiscard]] inline machine read_nccl_xml(const xml_document& doc) {
-  return detail::nccl_xml_reader(doc).run();
+/// The machines that a topology file of NCCL or RCCL describes: several, by host_hash, where NVLink
+/// joins hosts (MNNVL). @throws data_error
+[[nodiscard]] inline std::vector<machine> read_nccl_xml(const xml_document& doc) {
+  std::vector<std::string_view> hosts;
+  for (const std::size_t i : doc.nodes[0].children)
+    if (const std::string* host = doc.nodes[i].find("host_hash");
+        host != nullptr && hosts.size() <= 1024 &&
+        std::find(hosts.begin(), hosts.end(), *host) == hosts.end())
+      hosts.push_back(*host);
+  std::vector<machine> out;
+  if (hosts.size() < 2) {
+    out.push_back(detail::nccl_xml_reader(doc).run());
+    return out;
+  }
+  for (const std::size_t i : doc.nodes[0].children)
+    if (const xml_element& e = doc.nodes[i]; e.name == "cpu" && e.find("host_hash") == nullptr)
+      refuse(doc.name, e.at, "a <cpu> without host_hash in a file of several hosts");
+  if (hosts.size() > 1024)
+    refuse(doc.name, doc.nodes[0].at, "the file describes more than 1024 hosts (host_hash)");
+  for (const std::string_view host : hosts) {
+    out.push_back(detail::nccl_xml_reader(doc, host).run());
+    out.back().notes.push_back(polyrank::detail::cat(
+        "one of ", hosts.size(), " hosts in the file; pairs between hosts are not listed"));
+  }
+  return out;
 }
 
 } // namespace polyrank::probe

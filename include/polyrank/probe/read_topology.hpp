@@ -13,6 +13,8 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace polyrank::probe {
 
@@ -45,14 +47,15 @@ namespace detail {
 /// around them, such as a ticket's, is left out; of several in one file the first is read.
 /// `numa`: the node of host bridges, for lspci.
 /// @throws data_error with line and column, or with the formats that are known
-[[nodiscard]] inline machine read_topology(std::string_view text, std::string_view name,
-                                           const std::map<std::string, int>& numa = {}) {
+[[nodiscard]] inline std::vector<machine>
+read_machines(std::string_view text, std::string_view name,
+              const std::map<std::string, int>& numa = {}) {
   if (trim(text).empty()) refuse(name, {1, 1}, "the file is empty");
   if (const std::string xml = detail::xml_in(text); !xml.empty()) {
     const xml_document doc = parse_xml(xml, name);
     const xml_element& root = doc.nodes[0];
     if (root.name == "system") return read_nccl_xml(doc);
-    if (root.name == "topology") return read_lstopo(doc);
+    if (root.name == "topology") return {read_lstopo(doc)};
     if (root.name == "graphs")
       refuse(name, root.at,
              "a graph of NCCL (NCCL_GRAPH_DUMP_FILE); it tells how rings run, not how "
@@ -65,13 +68,21 @@ namespace detail {
     if (tree != no_line)
       m.notes.push_back(
           polyrank::detail::cat("line ", tree, ": a tree of lspci, which is not read"));
-    return m;
+    return {m};
   }
-  if (tree != no_line) return read_lspci(text, name, numa);
+  if (tree != no_line) return {read_lspci(text, name, numa)};
   refuse(name, {1, 1},
          "none of the known formats: NCCL or RCCL topology XML, lstopo XML, `nvidia-smi topo -m` "
          "(with a header GPU0 GPU1 ... CPU Affinity), `nvidia-smi topo -p2p r`, `lspci -tv`, JSON "
          "of polyrank_probe");
+}
+
+/// The one machine of a text. @throws data_error also if it describes several
+[[nodiscard]] inline machine read_topology(std::string_view text, std::string_view name,
+                                           const std::map<std::string, int>& numa = {}) {
+  std::vector<machine> all = read_machines(text, name, numa);
+  if (all.size() != 1) refuse(name, {1, 1}, "the file describes ", all.size(), " hosts");
+  return std::move(all[0]);
 }
 
 } // namespace polyrank::probe

@@ -30,7 +30,7 @@ void use(const machine& m) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   try {
-    use(read_topology(text, "fuzz"));
+    for (const machine& m : read_machines(text, "fuzz")) use(m);
   } catch (const polyrank::data_error&) {
   }
   return 0;
