@@ -230,7 +230,7 @@ class guard {
     for (int i = 0; i < looks; ++i) {
       if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1000 / looks_per_second));
       follow();
-      if (!alone && i + 1 < looks) continue;
+      if (alone ? i % 5 != 0 : i + 1 < looks) continue;
       const verdict v = dog_->look(std::chrono::nanoseconds(0), false, failed_too);
       if (!v.certain || std::find(codes.begin(), codes.end(), v.code) == codes.end()) continue;
       pronounce(v);
