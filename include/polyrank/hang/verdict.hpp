@@ -79,7 +79,8 @@ inline constexpr std::array<verdict_class, 12> verdict_classes{{
      "https://github.com/NVIDIA/nccl/issues/426"},
     {verdict_code::host, "HOST", 86,
      "All operations are done everywhere, but a host thread waits for something else.",
-     "see where it waits: a barrier or an agreement that not all ranks reach, MPI calls beside the library, a lock",
+     "see where it waits: a barrier or an agreement that not all ranks reach, MPI calls beside the "
+     "library, a lock",
      "https://github.com/NVIDIA/nccl/issues/493"},
     {verdict_code::init_timeout, "INIT_TIMEOUT", 87, "Not all ranks have come through start-up.",
      "see whether the missing ranks were started, wait for a file system, or cannot reach the "
