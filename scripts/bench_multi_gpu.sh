@@ -41,7 +41,7 @@ while [[ $# -gt 0 ]]; do
     --only) only=,${2:?},; shift ;;
     --limit) positive_number "$1" "${2:-}"; limit=$2; shift ;;
     --out) out=$(realpath -m "${2:?}"); shift ;;
-    --build) build=${2:?}; shift ;;
+    --build) build=$(realpath -m "${2:?}"); shift ;;
     --data) data=${2:?}; shift ;;
     --rehearse) positive_number "$1" "${2:-}"; rehearse=$2; shift ;;
     --help) print_help "$0" ;;

@@ -28,7 +28,7 @@ while [[ $# -gt 0 ]]; do
   case $1 in
     --quick | --measure) part=${1#--} ;;
     --data) data=${2:?}; shift ;;
-    --build) build=${2:?}; shift ;;
+    --build) build=$(realpath -m "${2:?}"); shift ;;
     --jobs) positive_number "$1" "${2:-}"; jobs=$2; shift ;;
     --help) print_help "$0" ;;
     *) usage_error "unknown option $1" ;;
