@@ -1,8 +1,8 @@
 // The optimizer kernel, for nvcc. See optimizer.hpp.
 //
 // Bound by memory (AdamW in fp32: 28 bytes an element). Each block updates one chunk of 1024
-// elements, 4 consecutive ones a thread. Chunks begin where the values are aligned to 16 bytes;
-// each array that is aligned there too is accessed 16 bytes at a time, others element by element.
+// elements, 4 consecutive ones a thread. Chunks begin where a line of 128 bytes of the values does;
+// each array that is aligned to 16 bytes there is accessed so, others element by element.
 // All loads are issued before the first use.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

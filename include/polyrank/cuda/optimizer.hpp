@@ -58,10 +58,11 @@ struct chunk {
 /// Elements of a chunk.
 inline constexpr std::size_t chunk_elements = 1024;
 
-/// Elements before the first place from which four floats lie in 16 aligned bytes. The first chunk
-/// has these in addition.
+/// Elements before the first whole line of 128 bytes: a warp that began inside a line would touch
+/// one more. The first chunk has these in addition.
 POLYRANK_HD inline std::size_t lead_of(const float* p) {
-  return (4 - (reinterpret_cast<std::uintptr_t>(p) / sizeof(float)) % 4) % 4;
+  constexpr std::size_t line = 128 / sizeof(float);
+  return (line - (reinterpret_cast<std::uintptr_t>(p) / sizeof(float)) % line) % line;
 }
 
 /// `ranges` and `map` are device memory; a lone range is passed by value with `map` null.
