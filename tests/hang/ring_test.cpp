@@ -182,10 +182,12 @@ TEST_CASE("a thread that knows nothing of a signal passes it on, and does not di
     std::thread stranger([&] {
       while (!end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
+    ::signal(SIGTERM, SIG_DFL); // not Catch's handler, which would stay
     const sigset_t ours = block_signals();
     for (const int round : {1, 2, 3})
       for (const int signal : {SIGUSR1, SIGUSR2, SIGTERM, SIGCONT}) {
         ::kill(::getpid(), signal);
+        std::this_thread::sleep_for(std::chrono::milliseconds(2)); // for the stranger to take it
         const timespec time{.tv_sec = 5, .tv_nsec = 0};
         if (::sigtimedwait(&ours, nullptr, &time) != signal) ::_exit(10 * round + signal);
       }

@@ -21,8 +21,9 @@ expect() {  # expect WANTED_CODE REGEX COMMAND...
   grep -Eq -- "$regex" <<<"$out" || fail "$*: nothing matches $regex: $out"
 }
 
-# A job that hangs: seen from outside while it lives.
-POLYRANK_HANG_DEADLINE=60 "${mpirun[@]}" "$hang" inject sleep --rank 1 >"$folder/log" 2>&1 &
+# A job that hangs: seen from outside while it lives. (mpirun sends SIGKILL a second after SIGTERM; a
+# busy machine may need longer to hear the first.)
+OMPI_MCA_odls_base_sigkill_timeout=3 POLYRANK_HANG_DEADLINE=60 "${mpirun[@]}" "$hang" inject sleep --rank 1 >"$folder/log" 2>&1 &
 job=$!
 for ((i = 0; i < 200; ++i)); do
   grep -q 'fault now' "$folder/log" && break

@@ -102,7 +102,9 @@ struct group {
     std::atomic<std::uint32_t> arrived{0};
     host::detail::futex_word phase{0};
   };
-  meeting operations, talks; // the control channel may be used while streams are at work
+  meeting operations, talks;   // the control channel may be used while streams are at work
+  std::atomic<int> reading{0}; // sequentially consistent, both
+  std::atomic<bool> closed{false};
 
   template <class Ready, class Describe>
   void wait_until(Ready ready, Describe describe, std::chrono::nanoseconds timeout) {
@@ -111,6 +113,30 @@ struct group {
       shared.check();
       if (std::chrono::steady_clock::now() > deadline) throw timeout_error(describe());
     }
+  }
+
+  /// Lives while a rank reads calls of others. Throws where one of them has left.
+  class reader {
+   public:
+    explicit reader(group& g) : group_(&g) {
+      g.reading.fetch_add(1);
+      if (!g.closed.load()) return;
+      g.reading.fetch_sub(1);
+      g.shared.check();
+      throw aborted_error("another rank has left the operation");
+    }
+    reader(const reader&) = delete;
+    reader& operator=(const reader&) = delete;
+    ~reader() { group_->reading.fetch_sub(1); }
+
+   private:
+    group* group_;
+  };
+  /// Before a rank leaves an operation that is not done: nobody begins to read its call, and those
+  /// who do so now have ended.
+  void close() noexcept {
+    closed.store(true);
+    while (reading.load() != 0) std::this_thread::yield();
   }
 
   /// All ranks meet. Creates order between all of them.
@@ -164,16 +190,34 @@ struct runner {
                          c.what.site);
     }
     g->entered[rank].store(k, std::memory_order_relaxed);
-    if (c.what.kind == hang::op_kind::exchange) return exchange(c);
-    g->posted[rank] = &c;
-    g->meet(g->operations, c.name, timeout());
-    const std::string difference = compare();
-    if (difference.empty()) move_data(c);
-    g->meet(g->operations, c.name, timeout());
+    std::string difference;
+    try {
+      if (c.what.kind == hang::op_kind::exchange)
+        exchange(c);
+      else
+        difference = collective(c);
+    } catch (...) {
+      g->close();
+      throw;
+    }
     if (!difference.empty()) throw on_every_rank(mismatch_error(difference, c.what.site));
   }
 
  private:
+  /// Returns how the ranks' calls differ, if they do: the same on every rank.
+  [[nodiscard]] std::string collective(call& c) const {
+    g->posted[rank] = &c;
+    g->meet(g->operations, c.name, timeout());
+    std::string difference;
+    {
+      const group::reader others(*g);
+      difference = compare();
+      if (difference.empty()) move_data(c);
+    }
+    g->meet(g->operations, c.name, timeout());
+    return difference;
+  }
+
   [[nodiscard]] std::chrono::nanoseconds timeout() const noexcept {
     return g->shared.settings.timeout;
   }
@@ -265,18 +309,25 @@ struct runner {
 
   void receive(const call& c, const transfer<std::byte>& t) const {
     auto& box = g->mailboxes[static_cast<std::size_t>(t.peer) * g->size + rank];
-    group::message* m = nullptr;
+    std::size_t sent = 0;
+    const auto take = [&] {
+      const group::reader others(*g);
+      group::message* m = nullptr;
+      {
+        const std::lock_guard lock(box.mutex);
+        if (box.messages.empty()) return false;
+        m = box.messages.front();
+        box.messages.pop_front();
+      }
+      sent = m->bytes;
+      if (sent == t.count && sent != 0) std::memcpy(t.data, m->data, sent);
+      m->taken.raise();
+      return true;
+    };
     g->wait_until(
         [&] {
           const std::uint32_t before = box.posted.load(std::memory_order_relaxed);
-          {
-            const std::lock_guard lock(box.mutex);
-            if (!box.messages.empty()) {
-              m = box.messages.front();
-              box.messages.pop_front();
-              return true;
-            }
-          }
+          if (take()) return true;
           host::detail::futex_wait(box.posted, before, std::chrono::milliseconds(5));
           return false;
         },
@@ -285,9 +336,6 @@ struct runner {
                                        " waits for a message from rank ", t.peer);
         },
         timeout());
-    const std::size_t sent = m->bytes;
-    if (sent == t.count && sent != 0) std::memcpy(t.data, m->data, sent);
-    m->taken.raise();
     if (sent != t.count)
       throw mismatch_error(polyrank::detail::cat(c.name, ": rank ", t.peer, " sent ", sent,
                                                  " bytes, rank ", rank, " expected ", t.count),
