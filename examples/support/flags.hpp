@@ -33,9 +33,9 @@ void add_guard_flags(CLI::App& app);
 
 /// Checks for add_option(...)->check(): a whole number of at least 1; a whole number of at least 0.
 [[nodiscard]] CLI::Validator positive_number();
+[[nodiscard]] CLI::Validator whole_number();
 /// More than 0, up to 1.
 [[nodiscard]] CLI::Validator fraction();
-[[nodiscard]] CLI::Validator whole_number();
 
 /// Parses; an exit code if the program is to end now. Under a launcher only rank 0 prints.
 /// Call it before MPI starts, so that a typing error costs nothing.

@@ -13,7 +13,6 @@
 
 #include <cerrno>
 #include <csignal>
-#include <initializer_list>
 
 #include <pthread.h>
 #include <ucontext.h>
@@ -21,11 +20,15 @@
 
 namespace polyrank::hang {
 
+namespace detail {
+inline constexpr int watched[] = {SIGCONT, SIGTERM, SIGUSR1, SIGUSR2};
+} // namespace detail
+
 /// The signals that the watchdog takes.
 [[nodiscard]] inline sigset_t watched_signals() noexcept {
   sigset_t set;
   sigemptyset(&set);
-  for (const int s : {SIGCONT, SIGTERM, SIGUSR1, SIGUSR2}) sigaddset(&set, s);
+  for (const int s : detail::watched) sigaddset(&set, s);
   return set;
 }
 
@@ -65,7 +68,7 @@ inline bool keep_for_one_thread(int signal) noexcept {
 inline sigset_t block_signals() noexcept {
   sigset_t ours;
   sigemptyset(&ours);
-  for (const int s : {SIGCONT, SIGTERM, SIGUSR1, SIGUSR2})
+  for (const int s : detail::watched)
     if (detail::keep_for_one_thread(s)) sigaddset(&ours, s);
   return ours;
 }
